@@ -1,0 +1,33 @@
+# A room is one CMake library under src/; it names the rooms that it may look at (docs/architecture.md has the picture).
+# Sources are found by themselves, so that a new file needs no edit here.
+
+function(quern_room name)
+  cmake_parse_arguments(ROOM "" "" "SEES;LIBRARIES;SOURCES" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/*.h")
+  list(APPEND sources ${ROOM_SOURCES})
+  add_library(quern_${name} STATIC ${sources})
+  add_library(quern::${name} ALIAS quern_${name})
+  target_include_directories(quern_${name} PUBLIC "${PROJECT_SOURCE_DIR}/src")
+  foreach(neighbour ${ROOM_SEES})
+    target_link_libraries(quern_${name} PUBLIC quern::${neighbour})
+  endforeach()
+  target_link_libraries(quern_${name} PUBLIC ${ROOM_LIBRARIES} PRIVATE quern_warnings)
+endfunction()
+
+# One test program for the tests of one folder, registered with CTest test by test.
+function(quern_room_tests name)
+  cmake_parse_arguments(T "" "" "LINK;SOURCES" ${ARGN})
+  if(NOT QUERN_TESTS)
+    return()
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*_test.cpp")
+  list(APPEND sources ${T_SOURCES})
+  if(NOT sources)
+    return()
+  endif()
+  add_executable(${name}_tests ${sources})
+  target_link_libraries(${name}_tests PRIVATE ${T_LINK} quern_test_support quern_warnings GTest::gmock GTest::gtest)
+  set_target_properties(${name}_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
+  add_test(NAME ${name} COMMAND ${name}_tests)
+  set_tests_properties(${name} PROPERTIES LABELS ${name} WORKING_DIRECTORY "${CMAKE_BINARY_DIR}")
+endfunction()

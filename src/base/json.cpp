@@ -1,0 +1,37 @@
+#include "base/json.h"
+
+#include "base/file.h"
+
+namespace quern {
+namespace {
+
+constexpr int kMaxDepth = 200;
+
+}  // namespace
+
+Result<Json> parse_json(std::string_view text, std::string_view what) {
+  bool too_deep = false;
+  const Json::parser_callback_t limit_depth = [&](int depth, Json::parse_event_t, Json&) {
+    too_deep = too_deep || depth > kMaxDepth;
+    return !too_deep;
+  };
+  try {
+    Json value = Json::parse(text.begin(), text.end(), limit_depth);
+    if (too_deep) return invalid_argument("{}: JSON is nested deeper than {} levels", what, kMaxDepth);
+    return value;
+  } catch (const Json::exception& e) {
+    // nlohmann prefixes "[json.exception...] "; the rest is a plain sentence.
+    std::string_view reason = e.what();
+    if (const size_t end = reason.find("] "); end != std::string_view::npos) reason.remove_prefix(end + 2);
+    return invalid_argument("{}: not valid JSON: {}", what, reason);
+  }
+}
+
+Result<Json> read_json_file(const std::filesystem::path& path) {
+  ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  return parse_json(text, path.string());
+}
+
+std::string dump_json(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+}  // namespace quern

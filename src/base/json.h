@@ -1,0 +1,21 @@
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace quern {
+
+/// Keeps the order of keys: tool schemas must render in the order in which the client wrote them.
+using Json = nlohmann::ordered_json;
+
+/// Parses one JSON document. `what` names it in the error. Nesting deeper than 200 levels is refused.
+Result<Json> parse_json(std::string_view text, std::string_view what);
+Result<Json> read_json_file(const std::filesystem::path& path);
+
+/// Compact text; invalid UTF-8 becomes U+FFFD instead of an exception.
+std::string dump_json(const Json& value);
+
+}  // namespace quern
