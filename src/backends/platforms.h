@@ -1,0 +1,29 @@
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "ops/device.h"
+#include "ops/kernel_table.h"
+
+// The only place that names all platforms; only worker/ includes this header.
+
+namespace quern::backends {
+
+const ops::KernelTable& kernel_table(ops::Platform platform);
+
+struct DeviceOptions {
+  int num_threads = 0;  // CPU: 0 = one per core
+};
+
+/// Opens one device by name: "cpu", "cpu:0", "cuda:0", "opencl:0". Errors say what is missing (driver, card, build) and what would work.
+Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const DeviceOptions& options);
+
+/// Traits of a device that this machine may lack, for planning: "cpu", "h200", "b60", "b70", ... or a device name of this machine.
+Result<ops::DeviceTraits> traits_by_name(std::string_view name);
+/// Names that traits_by_name knows without looking at the machine.
+std::vector<std::string_view> known_cards();
+
+}  // namespace quern::backends
