@@ -25,7 +25,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors is little
 constexpr int kMaxInteger = 127;  // hash integers lie in [-127, 127]
 constexpr int64_t kBlock = 128;
 
-/// The weight of a hash integer: (x / step + offset) / denominator, exact in bf16. `step` divides towards minus infinity.
+/// The weight of a hash integer: (floor(x / 2^step_log2) + offset) / denominator, exact in bf16.
 struct Affine {
   int offset = 0;
   int denominator = 1;
@@ -191,7 +191,8 @@ std::string make_safetensors(const Recipes& recipes, Scheme scheme) {
   return file + text + data;
 }
 
-Result<std::filesystem::path> write_reference(std::string_view name, const Geometry& geometry, Scheme scheme, const std::filesystem::path& folder) {
+Result<std::filesystem::path> write_reference(std::string_view name, const Geometry& geometry, Scheme scheme,
+                                              const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return invalid_argument("{}: cannot make the folder: {}", folder.string(), error.message());
