@@ -23,7 +23,7 @@ using ops::TokenLogprobs;
 enum class Want : uint8_t {
   kNothing,         // rows are computed and committed: a prompt's middle, a replay
   kSample,          // the token after the last row; of a verify, the accepted drafts and the token after them
-  kLogits,          // the logits of every row, for eval; nothing is sampled
+  kLogits,          // the logits of the rows in `logit_rows`, for eval; nothing is sampled
   kPromptLogprobs,  // per row, the log-probability of the given token that follows it; then as kSample when `sample_after` is set
 };
 
@@ -38,6 +38,7 @@ struct StepRun {
   std::array<int32_t, 3> position{};           // P: (t, h, w) of the first row; text: its index three times
   Want want = Want::kNothing;
   bool sample_after = false;                   // kPromptLogprobs: also sample the token after the last row
+  std::vector<int32_t> logit_rows;             // kLogits: rows of the run, ascending
   int32_t following_token = -1;                // kPromptLogprobs without sample_after and P runs with MTP: the prompt's token after the last row, if any
   DraftMethod propose = DraftMethod::kNone;    // drafts to make after this step, for the next one
   int32_t propose_depth = 0;
@@ -99,7 +100,8 @@ struct RunResult {
   std::vector<int32_t> drafts;             // proposed for the next step (for traces and masks)
   int32_t num_draft_rows = 0;              // verified in this step
   bool non_finite = false;                 // a logit was NaN or infinite: no token, the request fails
-  std::vector<std::vector<float>> logits;  // kLogits: [num_rows][vocab_size]
+  std::vector<std::vector<float>> logits;  // kLogits: [logit_rows.size()][vocab_size]
+  std::vector<std::vector<float>> draft_logits;  // kLogits with propose_depth > 0: of every draft
 };
 
 struct StepResult {

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "weights/source.h"
+
+namespace quern::worker {
+
+enum class ModelDType : uint8_t { kAuto, kBFloat16, kFloat32 };
+enum class KvCacheDType : uint8_t { kAuto, kBFloat16, kFp8 };
+
+/// Everything that decides how a model runs; the same values give the same plan.
+struct WorkerOptions {
+  std::filesystem::path model_dir;
+  std::string device = "cpu";          // "cpu", "cuda:0", ...; for plans also the name of a card: "b60", "h200", ...
+  weights::LoadOptions load;
+  ModelDType dtype = ModelDType::kAuto;               // auto: bf16
+  KvCacheDType kv_cache_dtype = KvCacheDType::kAuto;  // auto: the activation dtype, or fp8 where the checkpoint declares it
+  int32_t max_model_len = 0;           // 0: the model's, or as much as fits
+  int32_t max_num_seqs = 0;            // 0: 64, or as many as fit
+  int32_t max_num_batched_tokens = 0;  // 0: 2048 (CPU: 512)
+  int32_t max_logit_rows = 0;          // 0: one per sequence and draft
+  int32_t k_max = 4;                   // drafts that a verify may hold
+  int32_t num_snapshots = 0;           // stored boundaries kept aside
+  double memory_utilization = 0.9;     // share of the device's memory that may be used
+  std::optional<uint64_t> kv_cache_memory_bytes;
+  int32_t tp_size = 1, pp_size = 1;
+  int32_t num_threads = 0;             // CPU: 0 = one per core
+  std::map<std::string, std::string, std::less<>> kernels;  // op -> candidate that must be used
+};
+
+}  // namespace quern::worker

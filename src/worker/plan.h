@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "model/config.h"
+#include "ops/device.h"
+#include "ops/select.h"
+#include "weights/source.h"
+#include "worker/options.h"
+#include "worker/worker_group.h"
+
+// Everything is decided before a weight byte is read: a kernel for every op, and a place for every byte (architecture.md section 2).
+
+namespace quern::worker {
+
+/// One op on one problem: what every candidate said, and who asks for it.
+struct OpChoice {
+  std::string op, problem, wanted_by;
+  std::string candidate;  // empty: none took it
+  struct Answer {
+    std::string candidate, reason;
+    bool accepted = false;
+  };
+  std::vector<Answer> answers;
+};
+
+/// Bytes of one rank's device memory, by purpose. The runner allocates exactly these.
+struct MemoryPlan {
+  uint64_t device_bytes = 0;     // what the device has
+  uint64_t budget_bytes = 0;     // what may be used of it
+  uint64_t weights_bytes = 0;    // packed
+  uint64_t workspace_bytes = 0;  // activations, logits, tables, scratch
+  uint64_t state_bytes = 0;      // S and boundary columns of all slots
+  uint64_t ring_bytes = 0;       // rings and conv windows of all slots
+  uint64_t sampler_bytes = 0;    // penalty counts and parameters of all slots
+  uint64_t snapshot_bytes = 0;
+  uint64_t kv_bytes = 0;         // all blocks, MTP layer included
+  uint64_t slot_bytes = 0;       // of one slot: state, ring, sampler
+  uint64_t block_bytes = 0;      // of one KV block of 64 tokens, all layers
+  [[nodiscard]] uint64_t total_bytes() const {
+    return weights_bytes + workspace_bytes + state_bytes + ring_bytes + sampler_bytes + snapshot_bytes + kv_bytes;
+  }
+};
+
+/// Tensors of one scheme, for the table that `plan` prints.
+struct SchemeTotal {
+  std::string scheme;
+  int64_t num_tensors = 0;
+  uint64_t bytes = 0;
+};
+
+struct ExecutionPlan {
+  WorkerOptions options;
+  model::ModelConfig config;
+  weights::Inventory inventory;
+  ops::DeviceTraits traits;
+  bool with_mtp = false;
+  DType activation = DType::kBF16, kv = DType::kBF16, ring = DType::kF32;
+  std::vector<OpChoice> choices;       // one per op and problem
+  std::vector<SchemeTotal> schemes;
+  MemoryPlan memory;
+  WorkerLimits limits;
+  double decode_bytes_per_token = 0;   // read from memory for one token at 1k context, one sequence
+  double expected_decode_tokens_per_second = 0;
+  bool fits = false;
+  std::string verdict;                 // why it fits or not, and what would
+  std::vector<std::string> notes;      // clamps and choices worth a log line
+
+  /// The refusals as the message that a failed start shows; empty when every op has a kernel.
+  [[nodiscard]] std::string refusals() const;
+};
+
+/// Config, inventory and candidates only: no weight byte is read and no device opened. Errors: a broken config or checkpoint, an unknown device or
+/// kernel name, options that contradict. A plan that does not fit, or an op without kernel, is not an error here: see `fits` and refusals().
+Result<ExecutionPlan> make_plan(const WorkerOptions& options);
+
+/// As make_plan, from parts already known.
+Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig config, weights::Inventory inventory, const ops::DeviceTraits& traits);
+
+/// The whole matrix: every candidate of every op on a platform for the ops of a plan, for `quern kernels`.
+struct KernelRow {
+  std::string platform, op, candidate, reason;
+  bool accepted = false;
+};
+std::vector<KernelRow> kernel_matrix(const ExecutionPlan& plan);
+/// The plan of Qwen3.6-27B in block FP8 on a device, for `quern kernels` without a model.
+Result<ExecutionPlan> plan_reference_model(const std::string& device);
+
+/// Names for --device that need no hardware to plan for.
+std::vector<std::string> known_cards();
+
+}  // namespace quern::worker
