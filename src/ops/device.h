@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -49,6 +50,10 @@ class Device {
   /// Zero-filled memory. kResourceExhausted with sizes when the device has none left; `purpose` goes into the message.
   virtual Result<std::unique_ptr<Buffer>> allocate(size_t size_bytes, std::string_view purpose) = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
+  /// True where kernels read host memory in place, so that loading needs no staging copy.
+  [[nodiscard]] virtual bool reads_host_memory() const { return false; }
+  /// A read-only Buffer over host memory that outlives it; null where reads_host_memory() is false. Not counted as allocated.
+  [[nodiscard]] virtual std::unique_ptr<Buffer> wrap_host_memory(std::span<const std::byte> /*memory*/) { return nullptr; }
   /// Bytes handed out and not returned.
   [[nodiscard]] virtual size_t allocated_bytes() const = 0;
 };

@@ -49,6 +49,7 @@ struct Rows {
 /// KV of one attention layer: [num_blocks, num_kv_heads, 64, head_dim] in f32, bf16 or e4m3.
 struct KvCacheView {
   TensorView k, v;
+  TensorView k_scale, v_scale;  // f32 [num_kv_heads], stored value = e4m3(x / scale); read for e4m3 only, empty: 1.0
 };
 
 /// Recurrent state of one GDN layer (architecture.md section 4). R = 64 + k_max + 1; W = 3 + k_max + 1.

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/hash.h"
+
+// Counter-based random numbers: a draw depends on (seed, sequence index, token id) and on nothing else, so the same request gives the
+// same text whatever ran beside it and however many drafts were tried.
+
+namespace quern::ops {
+
+/// The part of a draw that all tokens of one position share.
+constexpr uint64_t draw_key(uint64_t seed, int64_t index) { return hash_combine(mix64(seed), static_cast<uint64_t>(index)); }
+
+/// Uniform in the open interval (0, 1), 53 bits.
+constexpr double uniform(uint64_t key, int32_t token) {
+  const uint64_t bits = hash_combine(key, static_cast<uint64_t>(static_cast<uint32_t>(token)));
+  return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
+}
+
+/// The standard Gumbel variate of a uniform one.
+inline float gumbel(double u) { return static_cast<float>(-std::log(-std::log(u))); }
+
+/// argmax_t (log p_t + gumbel(seed, index, t)) is a draw from p. `index` is that of the token drawn.
+inline float gumbel(uint64_t seed, int64_t index, int32_t token) { return gumbel(uniform(draw_key(seed, index), token)); }
+
+}  // namespace quern::ops
