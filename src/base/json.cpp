@@ -7,25 +7,30 @@ namespace {
 
 constexpr int kMaxDepth = 200;
 
-}  // namespace
-
-Result<Json> parse_json(std::string_view text, std::string_view what) {
+template <class AnyJson>
+Result<AnyJson> parse(std::string_view text, std::string_view what) {
   bool too_deep = false;
-  const Json::parser_callback_t limit_depth = [&](int depth, Json::parse_event_t, Json&) {
+  const typename AnyJson::parser_callback_t limit_depth = [&](int depth, typename AnyJson::parse_event_t, AnyJson&) {
     too_deep = too_deep || depth > kMaxDepth;
     return !too_deep;
   };
   try {
-    Json value = Json::parse(text.begin(), text.end(), limit_depth);
+    AnyJson value = AnyJson::parse(text.begin(), text.end(), limit_depth);
     if (too_deep) return invalid_argument("{}: JSON is nested deeper than {} levels", what, kMaxDepth);
     return value;
-  } catch (const Json::exception& e) {
+  } catch (const typename AnyJson::exception& e) {
     // nlohmann prefixes "[json.exception...] "; the rest is a plain sentence.
     std::string_view reason = e.what();
     if (const size_t end = reason.find("] "); end != std::string_view::npos) reason.remove_prefix(end + 2);
     return invalid_argument("{}: not valid JSON: {}", what, reason);
   }
 }
+
+}  // namespace
+
+Result<Json> parse_json(std::string_view text, std::string_view what) { return parse<Json>(text, what); }
+
+Result<SortedJson> parse_sorted_json(std::string_view text, std::string_view what) { return parse<SortedJson>(text, what); }
 
 Result<Json> read_json_file(const std::filesystem::path& path) {
   ASSIGN_OR_RETURN(const std::string text, read_file(path));

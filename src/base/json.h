@@ -15,6 +15,10 @@ using Json = nlohmann::ordered_json;
 Result<Json> parse_json(std::string_view text, std::string_view what);
 Result<Json> read_json_file(const std::filesystem::path& path);
 
+/// For objects with very many members, such as a tokenizer's vocabulary: `Json` looks for a key by walking all keys.
+using SortedJson = nlohmann::json;
+Result<SortedJson> parse_sorted_json(std::string_view text, std::string_view what);
+
 /// Compact text; invalid UTF-8 becomes U+FFFD instead of an exception.
 std::string dump_json(const Json& value);
 
