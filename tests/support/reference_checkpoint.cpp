@@ -51,7 +51,7 @@ constexpr Geometry kSecond{.hidden = 256, .intermediate = 768, .layers = 8,
                            .heads = 6, .kv_heads = 1, .head_dim = 256,
                            .gdn_key_heads = 2, .gdn_value_heads = 6, .gdn_head_dim = 128,
                            .vocab = 8192,
-                           .lm_head = {0, 512}, .qk_norm = {128, 256}, .a_log = {-128, 64}};
+                           .lm_head = {0, 2048}, .qk_norm = {128, 256}, .a_log = {-128, 64}};
 
 struct Recipe {
   Shape shape;

@@ -21,7 +21,7 @@ import checkpoint
 from make_tiny_reference import TINY
 
 SECOND = checkpoint.Geometry(hidden=256, intermediate=768, layers=8, heads=6, kv_heads=1, head_dim=256, gdn_key_heads=2, gdn_value_heads=6,
-                             gdn_head_dim=128, vocab=8192, mrope_section=[11, 11, 10], lm_head=(0, 512), qk_norm=(128, 256),
+                             gdn_head_dim=128, vocab=8192, mrope_section=[11, 11, 10], lm_head=(0, 2048), qk_norm=(128, 256),
                              a_log=(-128, 64))
 NUM_TOKENS = 200
 POSITIONS = (0, 1, 2, 3, 62, 63, 64, 65, 127, 128, 149, 199)
