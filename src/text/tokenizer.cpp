@@ -69,7 +69,7 @@ Result<Tokenizer> Tokenizer::from_spec(TokenizerSpec spec) {
     if (byte_tokens[byte] < 0) return invalid_argument("model.vocab has no token for the byte 0x{:02X}; is it a byte-level vocabulary?", byte);
   }
 
-  ASSIGN_OR_RETURN(const NfcNormalizer nfc, NfcNormalizer::create());
+  ASSIGN_OR_RETURN(NfcNormalizer nfc, NfcNormalizer::create());
   for (AddedToken& token : spec.added_tokens) {
     Entry& entry = entries[static_cast<size_t>(token.id)];
     if (entry.kind != Kind::kUndefined && entry.bytes != token.content) {
@@ -78,13 +78,13 @@ Result<Tokenizer> Tokenizer::from_spec(TokenizerSpec spec) {
     entry = {token.content, token.special ? Kind::kSpecial : Kind::kAdded};
     if (std::string storage; token.normalized && spec.nfc) token.content = std::string(nfc.normalize(token.content, storage));
   }
-  return Tokenizer(std::move(spec), std::move(entries), byte_tokens, nfc);
+  return Tokenizer(std::move(spec), std::move(entries), byte_tokens, std::move(nfc));
 }
 
 Tokenizer::Tokenizer(TokenizerSpec spec, std::vector<Entry> entries, const std::array<int32_t, 256>& byte_tokens, NfcNormalizer nfc)
     : entries_(std::move(entries)),
       bpe_(byte_tokens, spec.merges),
-      nfc_(nfc),
+      nfc_(std::move(nfc)),
       normalizes_(spec.nfc),
       pattern_(spec.pattern),
       ignore_merges_(spec.ignore_merges),

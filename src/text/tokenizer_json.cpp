@@ -164,7 +164,7 @@ class ByteAlphabet {
 };
 
 std::optional<int32_t> token_id(const SortedJson& value) {
-  constexpr int64_t kMaxTokenId = (1 << 24) - 1;  // far above any vocabulary; a table of all ids stays affordable
+  constexpr int64_t kMaxTokenId = (1 << 21) - 1;  // far above any vocabulary; a table of all ids stays affordable
   if (!value.is_number_integer()) return std::nullopt;
   const auto id = value.get<int64_t>();
   if (id < 0 || id > kMaxTokenId) return std::nullopt;
