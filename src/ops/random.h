@@ -13,10 +13,10 @@ namespace quern::ops {
 /// The part of a draw that all tokens of one position share.
 constexpr uint64_t draw_key(uint64_t seed, int64_t index) { return hash_combine(mix64(seed), static_cast<uint64_t>(index)); }
 
-/// Uniform in the open interval (0, 1), 53 bits.
+/// Uniform in the open interval (0, 1): odd multiples of 2^-53, all exact.
 constexpr double uniform(uint64_t key, int32_t token) {
   const uint64_t bits = hash_combine(key, static_cast<uint64_t>(static_cast<uint32_t>(token)));
-  return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
+  return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
 }
 
 /// The standard Gumbel variate of a uniform one.

@@ -1,0 +1,187 @@
+#include <limits>
+
+#include "backends/cpu/numeric.h"
+#include "backends/cpu/plain.h"
+#include "backends/cpu/scratch.h"
+
+namespace quern::cpu::plain {
+
+namespace {
+
+constexpr int64_t kTile = 8;  // rows of one run that share each decoded block of keys and values
+
+/// Where one thread works on the rows of a tile and the query heads of one kv head; `lane` = row of the tile * heads + head.
+struct TileScratch {
+  float* queries;    // [lanes, head_dim]
+  float* scores;     // [lanes, kKvSplit]
+  float* part;       // [lanes, head_dim]: this part's weighted values
+  float* total;      // [lanes, head_dim]: all parts so far, relative to max
+  float* max;        // [lanes]
+  float* sum;        // [lanes]
+  float* part_max;   // [lanes]
+  float* part_sum;   // [lanes]
+  float* block;      // [kGrid, head_dim]: keys or values of one block
+};
+
+/// Per row and head: parts of 512 keys from the sequence's start, each with its own maximum m and sum l, merged in order. A row's arithmetic
+/// depends on its own index alone.
+class AttentionKernel final : public ops::Attention::Kernel {
+ public:
+  AttentionKernel(const ops::Attention::Problem& problem, ThreadPool& pool) : problem_(problem), pool_(pool) {
+    heads_of_.resize(static_cast<size_t>(problem.num_kv_heads));
+    for (int32_t head = 0; head < problem.num_q_heads; ++head)
+      heads_of_[static_cast<size_t>(problem.kv_head[static_cast<size_t>(head)])].push_back(head);
+    for (const auto& heads : heads_of_) max_heads_ = std::max<int64_t>(max_heads_, std::ssize(heads));
+  }
+
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] size_t workspace_bytes(int64_t) const override { return static_cast<size_t>(pool_.num_threads()) * thread_bytes(); }
+
+  void enqueue(const ops::Rows& rows, const ops::TensorView& query, const ops::TensorView& gate, const ops::KvCacheView& kv,
+               int32_t first_index, const ops::Activation& out, ops::Launch& launch) const override {
+    for (const ops::RowRun& run : rows.runs) {
+      const int64_t tiles = (run.num_rows + kTile - 1) / kTile;
+      const int32_t* block_table = rows.slots.block_tables.data<int32_t>() + run.slot * rows.slots.block_tables.shape[1];
+      pool_.parallel_for(tiles * problem_.num_kv_heads, [&](int64_t begin, int64_t end, int thread) {
+        const TileScratch scratch = scratch_of(launch.workspace, thread);
+        for (int64_t item = begin; item < end; ++item) {
+          const int64_t tile = item / problem_.num_kv_heads, kv_head = item % problem_.num_kv_heads;
+          const int64_t row = run.first_row + tile * kTile, num_rows = std::min(kTile, run.num_rows - tile * kTile);
+          attend(rows.indices.data<int32_t>() + row, row, num_rows, kv_head, block_table, kv, first_index, query, gate, out.data, scratch);
+        }
+      });
+    }
+  }
+
+ private:
+  [[nodiscard]] int64_t max_lanes() const { return kTile * max_heads_; }
+  [[nodiscard]] size_t thread_bytes() const {
+    const int64_t d = problem_.head_dim, lanes = max_lanes();
+    return 3 * Scratch::size<float>(lanes * d) + Scratch::size<float>(lanes * ops::kKvSplit) + 4 * Scratch::size<float>(lanes) +
+           Scratch::size<float>(ops::kGrid * d);
+  }
+  TileScratch scratch_of(const ops::TensorView& workspace, int thread) const {
+    ops::TensorView own = workspace;
+    own.offset_bytes += static_cast<size_t>(thread) * thread_bytes();
+    own.shape = Shape({static_cast<int64_t>(thread_bytes())});
+    CHECK(own.offset_bytes + thread_bytes() <= workspace.offset_bytes + workspace.size_bytes());
+    Scratch scratch(own);
+    const int64_t d = problem_.head_dim, lanes = max_lanes();
+    TileScratch tile;
+    tile.queries = scratch.take<float>(lanes * d);
+    tile.scores = scratch.take<float>(lanes * ops::kKvSplit);
+    tile.part = scratch.take<float>(lanes * d);
+    tile.total = scratch.take<float>(lanes * d);
+    tile.max = scratch.take<float>(lanes);
+    tile.sum = scratch.take<float>(lanes);
+    tile.part_max = scratch.take<float>(lanes);
+    tile.part_sum = scratch.take<float>(lanes);
+    tile.block = scratch.take<float>(ops::kGrid * d);
+    return tile;
+  }
+
+  void attend(const int32_t* indices, int64_t first_row, int64_t num_rows, int64_t kv_head, const int32_t* block_table,
+              const ops::KvCacheView& kv, int64_t first_index, const ops::TensorView& query, const ops::TensorView& gate,
+              const ops::TensorView& out, const TileScratch& s) const {
+    const std::vector<int32_t>& heads = heads_of_[static_cast<size_t>(kv_head)];
+    const int64_t d = problem_.head_dim, num_heads = std::ssize(heads), lanes = num_rows * num_heads;
+    const auto source_row = [&](int64_t lane) {
+      return (first_row + lane / num_heads) * problem_.num_q_heads + heads[static_cast<size_t>(lane % num_heads)];
+    };
+    const auto index_of = [&](int64_t lane) { return int64_t{indices[lane / num_heads]}; };
+    const int64_t last_index = indices[num_rows - 1];  // rows of a run stand at consecutive indices
+    const float k_scale = scale_of(kv.k, kv.k_scale, kv_head), v_scale = scale_of(kv.v, kv.v_scale, kv_head);
+    const float scale = k_scale / std::sqrt(static_cast<float>(d));
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      load_f32(row_address(query, source_row(lane), d), query.dtype, d, s.queries + lane * d);
+      s.max[lane] = -std::numeric_limits<float>::infinity();
+      s.sum[lane] = 0;
+    }
+    std::fill_n(s.total, lanes * d, 0.0f);
+
+    for (int64_t part = first_index / ops::kKvSplit * ops::kKvSplit; part <= last_index; part += ops::kKvSplit) {
+      const int64_t part_end = std::min(part + ops::kKvSplit, last_index + 1);
+      std::fill_n(s.part_max, lanes, -std::numeric_limits<float>::infinity());
+      std::fill_n(s.part_sum, lanes, 0.0f);
+      std::fill_n(s.part, lanes * d, 0.0f);
+      for (int64_t block = part; block < part_end; block += ops::kGrid) {
+        const int64_t begin = std::max(block, first_index), end = std::min(block + ops::kGrid, part_end);
+        load_block(kv.k, block_table, kv_head, begin, end, s.block);
+        for (int64_t lane = 0; lane < lanes; ++lane)
+          for (int64_t j = begin; j < end && j <= index_of(lane); ++j) {
+            const float score = scale * dot(s.queries + lane * d, s.block + (j - begin) * d, d);
+            s.scores[lane * ops::kKvSplit + j - part] = score;
+            s.part_max[lane] = std::max(s.part_max[lane], score);
+          }
+      }
+      for (int64_t block = part; block < part_end; block += ops::kGrid) {
+        const int64_t begin = std::max(block, first_index), end = std::min(block + ops::kGrid, part_end);
+        load_block(kv.v, block_table, kv_head, begin, end, s.block);
+        for (int64_t lane = 0; lane < lanes; ++lane)
+          for (int64_t j = begin; j < end && j <= index_of(lane); ++j) {
+            const float weight = std::exp(s.scores[lane * ops::kKvSplit + j - part] - s.part_max[lane]);
+            s.part_sum[lane] += weight;
+            float* values = s.part + lane * d;
+            const float* v = s.block + (j - begin) * d;
+            for (int64_t i = 0; i < d; ++i) values[i] += weight * v[i];
+          }
+      }
+      for (int64_t lane = 0; lane < lanes; ++lane)
+        if (std::max(part, first_index) <= index_of(lane)) merge(s, lane);
+    }
+
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      float* values = s.total + lane * d;
+      float* gates = s.part + lane * d;
+      const float factor = s.sum[lane] > 0 ? v_scale / s.sum[lane] : s.sum[lane];  // no key at all: 0; NaN stays NaN
+      load_f32(row_address(gate, source_row(lane), d), gate.dtype, d, gates);
+      for (int64_t i = 0; i < d; ++i)
+        values[i] = round_to(problem_.activation, values[i] * factor) * round_to(problem_.activation, sigmoid(gates[i]));
+      store_f32(values, d, out.dtype, row_address(out, source_row(lane), d));
+    }
+  }
+
+  /// Adds a part to what came before it.
+  void merge(const TileScratch& s, int64_t lane) const {
+    const float max = std::max(s.max[lane], s.part_max[lane]);
+    const float before = std::exp(s.max[lane] - max), now = std::exp(s.part_max[lane] - max);
+    s.sum[lane] = s.sum[lane] * before + s.part_sum[lane] * now;
+    float* total = s.total + lane * problem_.head_dim;
+    const float* part = s.part + lane * problem_.head_dim;
+    for (int64_t i = 0; i < problem_.head_dim; ++i) total[i] = total[i] * before + part[i] * now;
+    s.max[lane] = max;
+  }
+
+  /// Keys or values of the indices [begin, end), all in one block, as stored.
+  void load_block(const ops::TensorView& cache, const int32_t* block_table, int64_t kv_head, int64_t begin, int64_t end, float* out) const {
+    if (begin >= end) return;
+    const int64_t place =
+        (int64_t{block_table[begin / ops::kGrid]} * problem_.num_kv_heads + kv_head) * ops::kGrid + begin % ops::kGrid;
+    load_f32(row_address(cache, place, problem_.head_dim), cache.dtype, (end - begin) * problem_.head_dim, out);
+  }
+  static float scale_of(const ops::TensorView& cache, const ops::TensorView& scales, int64_t kv_head) {
+    return cache.dtype == DType::kE4M3 && !scales.empty() ? scales.data<float>()[kv_head] : 1.0f;
+  }
+
+  ops::Attention::Problem problem_;
+  ThreadPool& pool_;
+  std::vector<std::vector<int32_t>> heads_of_;  // query heads of each kv head
+  int64_t max_heads_ = 0;
+};
+
+}  // namespace
+
+ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits&) {
+  if (problem.kv != problem.activation && problem.kv != DType::kE4M3)
+    return ops::refuse("KV dtype {} with {} activations is not supported; {} and e4m3 are", dtype_name(problem.kv),
+                       dtype_name(problem.activation), dtype_name(problem.activation));
+  return accepts_activation(problem.activation, problem.out);
+}
+
+Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Problem& problem, ops::Device& device) {
+  CHECK(std::ssize(problem.kv_head) == problem.num_q_heads);
+  for (const int32_t head : problem.kv_head) CHECK(head >= 0 && head < problem.num_kv_heads);
+  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, pool_of(device)));
+}
+
+}  // namespace quern::cpu::plain

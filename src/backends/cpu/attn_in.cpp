@@ -1,0 +1,164 @@
+#include "backends/cpu/norm_rows.h"
+#include "backends/cpu/packed_linear.h"
+#include "backends/cpu/plain.h"
+#include "backends/cpu/scratch.h"
+
+namespace quern::cpu::plain {
+
+namespace {
+
+/// Packed: q, k, v, then in f32 the factors of the input norm, of q_norm and of k_norm.
+class AttnInKernel final : public ops::AttnIn::Kernel {
+ public:
+  AttnInKernel(const ops::AttnIn::Problem& problem, ThreadPool& pool)
+      : problem_(problem),
+        pool_(pool),
+        q_(problem.q, 0),
+        k_(problem.k, q_.end_bytes()),
+        v_(problem.v, k_.end_bytes()),
+        norms_at_(v_.end_bytes()) {
+    // Which of the positions (t, h, w) each frequency turns with (interleaved mrope).
+    for (size_t i = 0; i < problem.inv_freq.size(); ++i) {
+      int axis = 0;
+      for (int candidate = 1; candidate <= 2; ++candidate)
+        if (i % 3 == static_cast<size_t>(candidate) && static_cast<int64_t>(i) < 3 * int64_t{problem.mrope_section[static_cast<size_t>(candidate)]})
+          axis = candidate;
+      axis_.push_back(axis);
+    }
+  }
+
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] size_t packed_bytes() const override {
+    return norms_at_ + static_cast<size_t>(problem_.hidden + 2 * problem_.head_dim) * sizeof(float);
+  }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
+    const int64_t rows = std::min(max_rows, kRowTile);
+    return Scratch::size<float>(rows * problem_.hidden) + Scratch::size<float>(rows * 2 * num_frequencies()) +
+           Scratch::size<float>(rows * q_width()) + 2 * Scratch::size<float>(rows * kv_width()) + Scratch::size<const int32_t*>(rows);
+  }
+  void pack(const ops::AttnIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
+    q_.pack(weights.q, packed);
+    k_.pack(weights.k, packed);
+    v_.pack(weights.v, packed);
+    auto* norms = reinterpret_cast<float*>(packed.address() + norms_at_);
+    load_norm_1p(weights.norm, norms);
+    load_norm_1p(weights.q_norm, norms + problem_.hidden);
+    load_norm_1p(weights.k_norm, norms + problem_.hidden + problem_.head_dim);
+  }
+
+  void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::Buffer& packed, const ops::TensorView& query,
+               const ops::TensorView& gate, const ops::KvCacheView& kv, ops::Launch& launch) const override {
+    const auto* norm = reinterpret_cast<const float*>(packed.address() + norms_at_);
+    const float* q_norm = norm + problem_.hidden;
+    const float* k_norm = q_norm + problem_.head_dim;
+    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
+      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+      Scratch scratch(launch.workspace);
+      float* normed = scratch.take<float>(n * problem_.hidden);
+      float* turns = scratch.take<float>(n * 2 * num_frequencies());
+      float* q = scratch.take<float>(n * q_width());
+      float* k = scratch.take<float>(n * kv_width());
+      float* v = scratch.take<float>(n * kv_width());
+      const int32_t** block_tables = scratch.take<const int32_t*>(n);
+      find_block_tables(rows, first, n, block_tables);
+      norm_rows(pool_, x, first, n, problem_.hidden, norm, problem_.eps, normed, problem_.hidden);
+      project(q_.view(packed), normed, n, q);
+      project(k_.view(packed), normed, n, k);
+      project(v_.view(packed), normed, n, v);
+      for (int64_t row = 0; row < n; ++row)
+        compute_turns(rows.positions.data<int32_t>() + (first + row) * 3, turns + row * 2 * num_frequencies());
+
+      const int64_t d = problem_.head_dim, heads = problem_.num_q_heads + problem_.num_kv_heads;
+      pool_.parallel_for(n * heads, [&](int64_t begin, int64_t end, int) {
+        for (int64_t item = begin; item < end; ++item) {
+          const int64_t row = item / heads, head = item % heads;
+          const float* turn = turns + row * 2 * num_frequencies();
+          if (head < problem_.num_q_heads) {
+            float* values = q + row * q_width() + head * 2 * d;
+            norm_and_rotate(values, q_norm, turn);
+            const int64_t out = (first + row) * problem_.num_q_heads + head;
+            store_f32(values, d, query.dtype, row_address(query, out, d));
+            store_f32(values + d, d, gate.dtype, row_address(gate, out, d));
+          } else {
+            const int64_t kv_head = head - problem_.num_q_heads;
+            float* key = k + row * kv_width() + kv_head * d;
+            norm_and_rotate(key, k_norm, turn);
+            const int32_t index = rows.indices.data<int32_t>()[first + row];
+            const int64_t place =
+                (int64_t{block_tables[row][index / ops::kGrid]} * problem_.num_kv_heads + kv_head) * ops::kGrid + index % ops::kGrid;
+            write_kv(key, kv.k, kv.k_scale, kv_head, place);
+            write_kv(v + row * kv_width() + kv_head * d, kv.v, kv.v_scale, kv_head, place);
+          }
+        }
+      });
+    }
+  }
+
+ private:
+  [[nodiscard]] int64_t q_width() const { return problem_.num_q_heads * 2 * problem_.head_dim; }
+  [[nodiscard]] int64_t kv_width() const { return problem_.num_kv_heads * problem_.head_dim; }
+  [[nodiscard]] int64_t num_frequencies() const { return std::ssize(problem_.inv_freq); }
+
+  /// The block table of the sequence of each row in [first, first + n).
+  static void find_block_tables(const ops::Rows& rows, int64_t first, int64_t n, const int32_t** tables) {
+    for (const ops::RowRun& run : rows.runs)
+      for (int64_t row = std::max<int64_t>(first, run.first_row); row < std::min<int64_t>(first + n, run.first_row + run.num_rows); ++row)
+        tables[row - first] = rows.slots.block_tables.data<int32_t>() + run.slot * rows.slots.block_tables.shape[1];
+  }
+
+  void project(const LinearView& weight, const float* normed, int64_t rows, float* out) const {
+    linear(pool_, weight, normed, rows, [&](int64_t row, int64_t feature, float y) {
+      out[row * weight.out_features + feature] = round_to(problem_.activation, y);
+    });
+  }
+
+  /// cos of every frequency, then sin, as the activation dtype holds them.
+  void compute_turns(const int32_t* position, float* turns) const {
+    for (int64_t i = 0; i < num_frequencies(); ++i) {
+      const float angle = static_cast<float>(position[axis_[static_cast<size_t>(i)]]) * problem_.inv_freq[static_cast<size_t>(i)];
+      turns[i] = round_to(problem_.activation, std::cos(angle) * problem_.rope_scale);
+      turns[num_frequencies() + i] = round_to(problem_.activation, std::sin(angle) * problem_.rope_scale);
+    }
+  }
+
+  void norm_and_rotate(float* x, const float* factors, const float* turns) const {
+    const int64_t half = num_frequencies();
+    rms_norm(x, factors, problem_.head_dim, problem_.eps, x);
+    round_to(problem_.activation, x, problem_.head_dim);
+    for (int64_t i = 0; i < half; ++i) {
+      const float a = x[i], b = x[i + half], cosine = turns[i], sine = turns[half + i];
+      x[i] = round_to(problem_.activation, a * cosine - b * sine);
+      x[i + half] = round_to(problem_.activation, b * cosine + a * sine);
+    }
+  }
+
+  void write_kv(const float* values, const ops::TensorView& cache, const ops::TensorView& scales, int64_t head, int64_t place) const {
+    const int64_t d = problem_.head_dim;
+    std::byte* out = row_address(cache, place, d);
+    if (cache.dtype != DType::kE4M3) return store_f32(values, d, cache.dtype, out);
+    const float scale = scales.empty() ? 1.0f : scales.data<float>()[head];
+    for (int64_t i = 0; i < d; ++i) out[i] = std::byte{e4m3_encode(values[i] / scale)};
+  }
+
+  ops::AttnIn::Problem problem_;
+  ThreadPool& pool_;
+  PackedLinear q_, k_, v_;
+  size_t norms_at_;
+  std::vector<int> axis_;
+};
+
+}  // namespace
+
+ops::Verdict accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTraits&) {
+  if (problem.kv != problem.activation && problem.kv != DType::kE4M3)
+    return ops::refuse("KV dtype {} with {} activations is not supported; {} and e4m3 are", dtype_name(problem.kv),
+                       dtype_name(problem.activation), dtype_name(problem.activation));
+  return accepts_activation(problem.activation);
+}
+
+Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device) {
+  CHECK(2 * std::ssize(problem.inv_freq) <= problem.head_dim);
+  return std::unique_ptr<ops::AttnIn::Kernel>(std::make_unique<AttnInKernel>(problem, pool_of(device)));
+}
+
+}  // namespace quern::cpu::plain

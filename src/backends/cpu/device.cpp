@@ -1,0 +1,90 @@
+#include "backends/cpu/device.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "backends/cpu/cpu_info.h"
+#include "base/shape.h"
+
+namespace quern::cpu {
+
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+/// Pages of our own, zero-filled by the kernel on first touch.
+class MappedBuffer final : public ops::Buffer {
+ public:
+  MappedBuffer(std::byte* data, size_t size_bytes, std::shared_ptr<std::atomic<size_t>> allocated)
+      : data_(data), size_bytes_(size_bytes), allocated_(std::move(allocated)) {
+    allocated_->fetch_add(size_bytes_, std::memory_order_relaxed);
+  }
+  ~MappedBuffer() override {
+    munmap(data_, size_bytes_);
+    allocated_->fetch_sub(size_bytes_, std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::byte* address() const override { return data_; }
+  [[nodiscard]] size_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  std::byte* data_;
+  size_t size_bytes_;
+  std::shared_ptr<std::atomic<size_t>> allocated_;
+};
+
+/// Somebody else's memory, read in place.
+class BorrowedBuffer final : public ops::Buffer {
+ public:
+  explicit BorrowedBuffer(std::span<const std::byte> memory) : memory_(memory) {}
+  [[nodiscard]] std::byte* address() const override { return const_cast<std::byte*>(memory_.data()); }
+  [[nodiscard]] size_t size_bytes() const override { return memory_.size(); }
+
+ private:
+  std::span<const std::byte> memory_;
+};
+
+class Stream final : public ops::Stream {
+ public:
+  void copy_to_device(const void* source, const ops::TensorView& destination) override {
+    if (!destination.empty()) std::memcpy(destination.data<std::byte>(), source, destination.size_bytes());
+  }
+  void copy_to_host(const ops::TensorView& source, void* destination) override {
+    if (!source.empty()) std::memcpy(destination, source.data<std::byte>(), source.size_bytes());
+  }
+  void copy(const ops::TensorView& source, const ops::TensorView& destination) override {
+    CHECK(source.size_bytes() == destination.size_bytes());
+    if (!source.empty()) std::memmove(destination.data<std::byte>(), source.data<std::byte>(), source.size_bytes());
+  }
+  void fill_zero(const ops::TensorView& destination) override {
+    if (!destination.empty()) std::memset(destination.data<std::byte>(), 0, destination.size_bytes());
+  }
+  Result<void> finish() override { return {}; }
+};
+
+}  // namespace
+
+Device::Device(int num_threads)
+    : traits_(host_traits()),
+      pool_(num_threads > 0 ? num_threads : usable_cores()),
+      allocated_(std::make_shared<std::atomic<size_t>>(0)) {}
+
+Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::string_view purpose) {
+  const size_t used = allocated_bytes();
+  if (used + size_bytes > traits_.memory_bytes)
+    return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes of memory; {} of {} are already allocated", purpose, size_bytes, used,
+                      traits_.memory_bytes);
+  if (size_bytes == 0) return std::unique_ptr<ops::Buffer>(std::make_unique<BorrowedBuffer>(std::span<const std::byte>()));
+  void* data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED)
+    return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes of memory, which the system refuses: {}", purpose, size_bytes,
+                      std::strerror(errno));
+  if (size_bytes >= kHugePage) madvise(data, size_bytes, MADV_HUGEPAGE);  // a wish; small pages do as well
+  return std::unique_ptr<ops::Buffer>(std::make_unique<MappedBuffer>(static_cast<std::byte*>(data), size_bytes, allocated_));
+}
+
+Result<std::unique_ptr<ops::Stream>> Device::make_stream() { return std::unique_ptr<ops::Stream>(std::make_unique<Stream>()); }
+
+std::unique_ptr<ops::Buffer> Device::wrap_host_memory(std::span<const std::byte> memory) { return std::make_unique<BorrowedBuffer>(memory); }
+
+}  // namespace quern::cpu

@@ -1,0 +1,71 @@
+#include "backends/cpu/norm_rows.h"
+#include "backends/cpu/packed_linear.h"
+#include "backends/cpu/plain.h"
+#include "backends/cpu/scratch.h"
+
+namespace quern::cpu::plain {
+
+namespace {
+
+/// Packed: qkv, z, b, a, then the norm's factors in f32.
+class GdnInKernel final : public ops::GdnIn::Kernel {
+ public:
+  GdnInKernel(const ops::GdnIn::Problem& problem, ThreadPool& pool)
+      : problem_(problem),
+        pool_(pool),
+        qkv_(problem.qkv, 0),
+        z_(problem.z, qkv_.end_bytes()),
+        b_(problem.b, z_.end_bytes()),
+        a_(problem.a, b_.end_bytes()),
+        norm_at_(a_.end_bytes()) {}
+
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
+    return Scratch::size<float>(std::min(max_rows, kRowTile) * problem_.hidden);
+  }
+  void pack(const ops::GdnIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
+    qkv_.pack(weights.qkv, packed);
+    z_.pack(weights.z, packed);
+    b_.pack(weights.b, packed);
+    a_.pack(weights.a, packed);
+    load_norm_1p(weights.norm, reinterpret_cast<float*>(packed.address() + norm_at_));
+  }
+
+  void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::Buffer& packed, const ops::GdnInputs& out,
+               ops::Launch& launch) const override {
+    const auto* norm = reinterpret_cast<const float*>(packed.address() + norm_at_);
+    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
+      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+      Scratch scratch(launch.workspace);
+      float* normed = scratch.take<float>(n * problem_.hidden);
+      norm_rows(pool_, x, first, n, problem_.hidden, norm, problem_.eps, normed, problem_.hidden);
+      project(qkv_.view(packed), normed, first, n, out.qkv);
+      project(z_.view(packed), normed, first, n, out.z);
+      project(b_.view(packed), normed, first, n, out.b);
+      project(a_.view(packed), normed, first, n, out.a);
+    }
+  }
+
+ private:
+  void project(const LinearView& weight, const float* normed, int64_t first, int64_t rows, const ops::TensorView& out) const {
+    linear(pool_, weight, normed, rows, [&](int64_t row, int64_t feature, float y) {
+      store_f32(&y, 1, out.dtype, row_address(out, first + row, weight.out_features) + static_cast<size_t>(feature) * dtype_size(out.dtype));
+    });
+  }
+
+  ops::GdnIn::Problem problem_;
+  ThreadPool& pool_;
+  PackedLinear qkv_, z_, b_, a_;
+  size_t norm_at_;
+};
+
+}  // namespace
+
+ops::Verdict accepts(const ops::GdnIn::Problem& problem, const ops::DeviceTraits&) { return accepts_activation(problem.activation); }
+
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) {
+  return std::unique_ptr<ops::GdnIn::Kernel>(std::make_unique<GdnInKernel>(problem, pool_of(device)));
+}
+
+}  // namespace quern::cpu::plain

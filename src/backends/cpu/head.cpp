@@ -1,0 +1,60 @@
+#include "backends/cpu/norm_rows.h"
+#include "backends/cpu/packed_linear.h"
+#include "backends/cpu/plain.h"
+#include "backends/cpu/scratch.h"
+
+namespace quern::cpu::plain {
+
+namespace {
+
+class HeadKernel final : public ops::Head::Kernel {
+ public:
+  HeadKernel(const ops::Head::Problem& problem, ThreadPool& pool) : problem_(problem), pool_(pool), lm_head_(problem.lm_head, 0) {}
+
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] size_t packed_bytes() const override { return problem_.tied ? 0 : lm_head_.end_bytes(); }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
+    return Scratch::size<float>(problem_.hidden) + Scratch::size<float>(std::min(max_rows, kRowTile) * problem_.hidden);
+  }
+  void pack(const ops::LinearSource& lm_head, ops::Buffer& packed, ops::Stream&) const override {
+    CHECK(!problem_.tied);
+    lm_head_.pack(lm_head, packed);
+  }
+
+  void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, std::span<const int32_t> logit_rows,
+               const ops::Buffer& packed, const ops::TensorView& hidden, const ops::TensorView& logits, ops::Launch& launch) const override {
+    const LinearView lm_head = lm_head_.view(packed);
+    const int64_t width = problem_.hidden;
+    Scratch scratch(launch.workspace);
+    float* factors = scratch.take<float>(width);
+    float* values = scratch.take<float>(std::min<int64_t>(std::max<int64_t>(rows.num_rows, std::ssize(logit_rows)), kRowTile) * width);
+    load_norm_1p(norm, factors);
+    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
+      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+      norm_rows(pool_, x, first, n, width, factors, problem_.eps, values, width);
+      store_f32(values, n * width, hidden.dtype, row_address(hidden, first, width));
+    }
+    for (int64_t first = 0; first < std::ssize(logit_rows); first += kRowTile) {
+      const int64_t n = std::min<int64_t>(kRowTile, std::ssize(logit_rows) - first);
+      for (int64_t i = 0; i < n; ++i)
+        load_f32(row_address(hidden, logit_rows[static_cast<size_t>(first + i)], width), hidden.dtype, width, values + i * width);
+      auto* out = logits.data<float>() + first * problem_.vocab_size;
+      linear(pool_, lm_head, values, n, [&](int64_t row, int64_t feature, float y) { out[row * problem_.vocab_size + feature] = y; });
+    }
+  }
+
+ private:
+  ops::Head::Problem problem_;
+  ThreadPool& pool_;
+  PackedLinear lm_head_;
+};
+
+}  // namespace
+
+ops::Verdict accepts(const ops::Head::Problem& problem, const ops::DeviceTraits&) { return accepts_activation(problem.activation); }
+
+Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device) {
+  return std::unique_ptr<ops::Head::Kernel>(std::make_unique<HeadKernel>(problem, pool_of(device)));
+}
+
+}  // namespace quern::cpu::plain

@@ -1,0 +1,60 @@
+#include "backends/cpu/norm_rows.h"
+#include "backends/cpu/packed_linear.h"
+#include "backends/cpu/plain.h"
+#include "backends/cpu/scratch.h"
+
+namespace quern::cpu::plain {
+
+namespace {
+
+/// Packed: fc, then the factors of both norms in f32.
+class MtpInKernel final : public ops::MtpIn::Kernel {
+ public:
+  MtpInKernel(const ops::MtpIn::Problem& problem, ThreadPool& pool)
+      : problem_(problem), pool_(pool), fc_(problem.fc, 0), norms_at_(fc_.end_bytes()) {}
+
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] size_t packed_bytes() const override { return norms_at_ + static_cast<size_t>(2 * problem_.hidden) * sizeof(float); }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
+    return Scratch::size<float>(std::min(max_rows, kRowTile) * 2 * problem_.hidden);
+  }
+  void pack(const ops::MtpIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
+    fc_.pack(weights.fc, packed);
+    auto* norms = reinterpret_cast<float*>(packed.address() + norms_at_);
+    load_norm_1p(weights.norm_embedding, norms);
+    load_norm_1p(weights.norm_hidden, norms + problem_.hidden);
+  }
+
+  void enqueue(const ops::Rows& rows, const ops::TensorView& embedding, const ops::TensorView& hidden, const ops::Buffer& packed,
+               const ops::TensorView& x, ops::Launch& launch) const override {
+    const LinearView fc = fc_.view(packed);
+    const auto* norms = reinterpret_cast<const float*>(packed.address() + norms_at_);
+    const int64_t width = problem_.hidden;
+    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
+      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+      Scratch scratch(launch.workspace);
+      float* both = scratch.take<float>(n * 2 * width);
+      norm_rows(pool_, embedding, first, n, width, norms, problem_.eps, both, 2 * width);
+      norm_rows(pool_, hidden, first, n, width, norms + width, problem_.eps, both + width, 2 * width);
+      linear(pool_, fc, both, n, [&](int64_t row, int64_t feature, float y) {
+        store_f32(&y, 1, x.dtype, row_address(x, first + row, width) + static_cast<size_t>(feature) * dtype_size(x.dtype));
+      });
+    }
+  }
+
+ private:
+  ops::MtpIn::Problem problem_;
+  ThreadPool& pool_;
+  PackedLinear fc_;
+  size_t norms_at_;
+};
+
+}  // namespace
+
+ops::Verdict accepts(const ops::MtpIn::Problem& problem, const ops::DeviceTraits&) { return accepts_activation(problem.activation); }
+
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) {
+  return std::unique_ptr<ops::MtpIn::Kernel>(std::make_unique<MtpInKernel>(problem, pool_of(device)));
+}
+
+}  // namespace quern::cpu::plain

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <algorithm>
+
+#include "backends/cpu/thread_pool.h"
+#include "ops/linear.h"
+
+namespace quern::cpu {
+
+/// Rows whose activations a linear layer takes at a time: each piece of weight is decoded once for so many rows.
+inline constexpr int64_t kRowTile = 64;
+
+/// One linear weight as the plain kernels read it.
+struct LinearView {
+  int64_t out_features = 0, in_features = 0;
+  ops::WeightScheme scheme = ops::WeightScheme::kBF16;
+  const std::byte* weight = nullptr;          // [out_features, in_features] as stored
+  const float* scale = nullptr;               // as in ops::LinearSource
+  int64_t row_offset = 0, column_offset = 0;  // inside the first scale block, below 128
+  int64_t scale_columns = 0;                  // of the block scheme
+
+  /// The scale of the block that holds (row, column).
+  [[nodiscard]] float block_scale(int64_t row, int64_t column) const {
+    return scale[(row_offset + row) / ops::kScaleBlock * scale_columns + (column_offset + column) / ops::kScaleBlock];
+  }
+};
+
+/// One weight's place in a packed buffer: the rows as stored, at the next multiple of 256 bytes the f32 scales, then the offsets into
+/// the scale grid, which are known only when the weight is packed.
+class PackedLinear {
+ public:
+  PackedLinear(const ops::LinearShape& shape, size_t offset_bytes);
+
+  /// One past the last byte, a multiple of 256: where the next weight begins.
+  [[nodiscard]] size_t end_bytes() const { return end_; }
+  void pack(const ops::LinearSource& source, ops::Buffer& packed) const;
+  [[nodiscard]] LinearView view(const ops::Buffer& packed) const;
+
+ private:
+  ops::LinearShape shape_;
+  size_t weight_at_, scale_at_, offsets_at_, end_;
+};
+
+/// Value of weight row `row`, columns [begin, end), scale included.
+void decode_row(const LinearView& weight, int64_t row, int64_t begin, int64_t end, float* out);
+
+inline constexpr int64_t kFeatureTile = 16;
+
+/// y[row * kFeatureTile + n] = sum_k W[first + n, k] x[row, k] for `features` <= 16 features and `rows` <= kRowTile rows; x f32 [rows, in].
+/// Partial sums over the 128 columns of a scale block in 16 lanes, scaled and added in order of the blocks, per lane; then the lanes.
+/// The arithmetic of a row knows nothing of other rows.
+void multiply_tile(const LinearView& weight, const float* x, int64_t rows, int64_t first, int64_t features, float* y);
+
+/// store(row, feature, value) for every row and output feature of W x, on the pool's threads, each pair once.
+template <class Store>
+void linear(ThreadPool& pool, const LinearView& weight, const float* x, int64_t rows, const Store& store) {
+  pool.parallel_for((weight.out_features + kFeatureTile - 1) / kFeatureTile, [&](int64_t begin, int64_t end, int) {
+    float y[kRowTile * kFeatureTile];
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t first = tile * kFeatureTile, features = std::min(kFeatureTile, weight.out_features - first);
+      multiply_tile(weight, x, rows, first, features, y);
+      for (int64_t row = 0; row < rows; ++row)
+        for (int64_t n = 0; n < features; ++n) store(row, first + n, y[row * kFeatureTile + n]);
+    }
+  });
+}
+
+}  // namespace quern::cpu

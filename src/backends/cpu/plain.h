@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+
+#include "backends/cpu/device.h"
+#include "ops/kernel_table.h"
+
+// The candidates named "cpu.plain": portable code, right for every legal problem. Each op has its file. Prompt and decode rows share one
+// arithmetic: the bits of a row depend on its sequence only, not on other rows, on cuts, or on the number of threads.
+
+namespace quern::cpu::plain {
+
+#define QUERN_PLAIN(Op)                                                             \
+  ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits&); \
+  Result<std::unique_ptr<ops::Op::Kernel>> make(const ops::Op::Problem& problem, ops::Device& device);
+QUERN_PLAIN(Embed)
+QUERN_PLAIN(AttnIn)
+QUERN_PLAIN(Attention)
+QUERN_PLAIN(GdnIn)
+QUERN_PLAIN(GdnMix)
+QUERN_PLAIN(LinearResidual)
+QUERN_PLAIN(MlpIn)
+QUERN_PLAIN(MtpIn)
+QUERN_PLAIN(Head)
+QUERN_PLAIN(Sample)
+QUERN_PLAIN(StateCopy)
+QUERN_PLAIN(Combine)
+#undef QUERN_PLAIN
+
+// What they share.
+
+inline ThreadPool& pool_of(ops::Device& device) {
+  CHECK(device.traits().platform == ops::Platform::kCpu);
+  return static_cast<Device&>(device).pool();
+}
+inline std::string_view arithmetic_id(DType activation) { return activation == DType::kF32 ? "cpu.plain.f32" : "cpu.plain.bf16"; }
+inline ops::Verdict accepts_activation(DType activation, ops::ActivationLayout layout = ops::ActivationLayout::kPlain) {
+  if (activation != DType::kF32 && activation != DType::kBF16)
+    return ops::refuse("activation dtype {} is not supported; f32 and bf16 are", dtype_name(activation));
+  if (layout != ops::ActivationLayout::kPlain) return ops::refuse("activations travel in plain layout on the CPU");
+  return ops::accept();
+}
+
+}  // namespace quern::cpu::plain

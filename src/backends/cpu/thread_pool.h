@@ -1,0 +1,52 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace quern::cpu {
+
+/// Fixed threads that share index ranges with the calling thread. One caller at a time: the worker thread that owns the device.
+/// A range is cut into a few pieces per thread, and whoever is free takes the next: a thread whose core is busy elsewhere delays only the
+/// piece it holds. Kernels compute each output element whole inside one piece, so who takes which never changes bits.
+/// Waiting threads spin for some tens of microseconds, the gap between two kernels, then sleep. A call allocates nothing.
+class ThreadPool {
+ public:
+  /// `num_threads` counts the caller; at least 1.
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  [[nodiscard]] int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+
+  /// body(begin, end, thread) over disjoint pieces that cover [0, n); returns when all are done. `thread` < num_threads() names the
+  /// executing thread, for its own scratch memory.
+  template <class Body>
+  void parallel_for(int64_t n, const Body& body) {
+    run(n, [](const void* context, int64_t begin, int64_t end, int thread) { (*static_cast<const Body*>(context))(begin, end, thread); },
+        &body);
+  }
+
+ private:
+  using Function = void (*)(const void* context, int64_t begin, int64_t end, int thread);
+  void run(int64_t n, Function function, const void* context);
+  void work(int thread, uint32_t job);
+  void worker_loop(int thread);
+
+  // The job. Written by the caller while no piece is left to take, read by whoever has taken one.
+  Function function_ = nullptr;
+  const void* context_ = nullptr;
+  int64_t n_ = 0;
+  uint32_t num_pieces_ = 0;
+
+  // Job number in the upper half, pieces not yet taken in the lower: taking a piece of a job that is over cannot succeed.
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<uint32_t> pieces_done_{0};
+  alignas(64) std::atomic<uint32_t> job_{0};  // what sleeping threads wait on
+  std::atomic<bool> stopping_{false};
+  std::vector<std::jthread> threads_;
+};
+
+}  // namespace quern::cpu

@@ -1,0 +1,27 @@
+#include "backends/cuda/kernel_table.h"
+
+namespace quern::cuda {
+
+namespace {
+
+constexpr ops::Absent kNone{"this build has no CUDA kernels"};
+
+}  // namespace
+
+constinit const ops::KernelTable kKernelTable{
+    .embed = kNone,
+    .attn_in = kNone,
+    .attention = kNone,
+    .gdn_in = kNone,
+    .gdn_mix = kNone,
+    .out_residual = kNone,
+    .mlp_in = kNone,
+    .down_residual = kNone,
+    .mtp_in = kNone,
+    .head = kNone,
+    .sample = kNone,
+    .state_copy = kNone,
+    .combine = kNone,
+};
+
+}  // namespace quern::cuda

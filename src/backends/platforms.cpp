@@ -1,0 +1,94 @@
+#include "backends/platforms.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+
+#include "backends/cpu/cpu_info.h"
+#include "backends/cpu/device.h"
+#include "backends/cpu/kernel_table.h"
+#include "backends/cuda/kernel_table.h"
+#include "backends/known_cards.h"
+#include "backends/opencl/kernel_table.h"
+
+namespace quern::backends {
+
+namespace {
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::transform(result.begin(), result.end(), result.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return result;
+}
+
+/// "cuda:1" is {"cuda", 1}; "cuda" is {"cuda", 0}.
+Result<std::pair<std::string, int>> split_device_name(std::string_view name) {
+  const size_t colon = name.find(':');
+  int ordinal = 0;
+  if (colon != std::string_view::npos) {
+    const std::string_view digits = name.substr(colon + 1);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), ordinal);
+    if (error != std::errc() || end != digits.data() + digits.size() || ordinal < 0)
+      return invalid_argument("device '{}': expected a name such as cpu, cuda:0 or opencl:1", name);
+  }
+  return std::pair(lower(name.substr(0, colon)), ordinal);
+}
+
+}  // namespace
+
+const ops::KernelTable& kernel_table(ops::Platform platform) {
+  switch (platform) {
+    case ops::Platform::kCpu: return cpu::kKernelTable;
+    case ops::Platform::kOpenCl: return opencl::kKernelTable;
+    case ops::Platform::kCuda: return cuda::kKernelTable;
+  }
+  CHECK_UNREACHABLE();
+}
+
+Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const DeviceOptions& options) {
+  ASSIGN_OR_RETURN(const auto split, split_device_name(name));
+  const auto& [platform, ordinal] = split;
+  if (platform == "cpu") {
+    if (ordinal != 0) return invalid_argument("device '{}': there is one CPU device, cpu or cpu:0", name);
+    if (options.num_threads < 0) return invalid_argument("{} threads: a positive number, or 0 for one per core", options.num_threads);
+    return std::unique_ptr<ops::Device>(std::make_unique<cpu::Device>(options.num_threads));
+  }
+  if (platform == "cuda" || platform == "opencl")
+    return make_error(ErrorCode::kUnsupported, "device '{}': {}; --device cpu works", name,
+                      kernel_table(platform == "cuda" ? ops::Platform::kCuda : ops::Platform::kOpenCl).embed.why_absent());
+  return invalid_argument("unknown device '{}': cpu, cuda:N and opencl:N are known", name);
+}
+
+Result<ops::DeviceTraits> traits_by_name(std::string_view name) {
+  const std::string wanted = lower(name);
+  if (wanted == "cpu" || wanted == "cpu:0") {
+    ops::DeviceTraits traits = cpu::host_traits();
+    traits.read_bandwidth = cpu::measure_read_bandwidth(traits.num_cores);
+    return traits;
+  }
+  for (const KnownCard& card : known_card_table())
+    if (card.short_name == wanted) {
+      ops::DeviceTraits traits;
+      traits.platform = card.platform;
+      traits.name = card.name;
+      traits.memory_bytes = card.memory_bytes;
+      traits.read_bandwidth = card.read_bandwidth;
+      traits.num_cores = card.num_cores;
+      traits.architecture = card.architecture;
+      traits.fp8_matrix = card.fp8_matrix;
+      return traits;
+    }
+  if (wanted.starts_with("cuda") || wanted.starts_with("opencl")) {
+    ASSIGN_OR_RETURN(const auto device, open_device(name, {}));
+    return device->traits();
+  }
+  return invalid_argument("unknown device '{}': cpu, {} are known", name, fmt::join(known_cards(), ", "));
+}
+
+std::vector<std::string_view> known_cards() {
+  std::vector<std::string_view> names;
+  for (const KnownCard& card : known_card_table()) names.push_back(card.short_name);
+  return names;
+}
+
+}  // namespace quern::backends
