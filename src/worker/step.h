@@ -37,6 +37,7 @@ struct StepRun {
   std::vector<int32_t> tokens;                 // num_rows ids; empty: from the device, last token first, then its drafts (a verify of num_rows - 1 drafts)
   std::array<int32_t, 3> position{};           // P: (t, h, w) of the first row; text: its index three times
   Want want = Want::kNothing;
+  int32_t num_prompt_logprobs = 0;             // kPromptLogprobs: most likely tokens beside the given one
   bool sample_after = false;                   // kPromptLogprobs: also sample the token after the last row
   std::vector<int32_t> logit_rows;             // kLogits: rows of the run, ascending
   int32_t following_token = -1;                // kPromptLogprobs without sample_after and P runs with MTP: the prompt's token after the last row, if any

@@ -1,0 +1,203 @@
+#include "worker/loaded_model.h"
+
+#include <string>
+
+#include "base/float_convert.h"
+#include "model/tensors.h"
+#include "worker/problems.h"
+
+namespace quern::worker {
+namespace {
+
+/// Walks the ops in the order of the forward pass; what is staged for one op is released before the next.
+class Loader {
+ public:
+  Loader(const ExecutionPlan& plan, weights::WeightSource& source, KernelCache& kernels, ops::Device& device, ops::Stream& stream,
+         const LoadProgress& progress)
+      : plan_(plan),
+        problems_(plan.config, plan.inventory, {plan.activation, plan.kv, plan.ring, plan.options.k_max}),
+        source_(source),
+        kernels_(kernels),
+        device_(device),
+        stream_(stream),
+        progress_(progress) {}
+
+  Result<LoadedModel> load() {
+    LoadedModel model;
+    RETURN_IF_ERROR(make(model.embed, problems_.embed()));
+    {
+      ASSIGN_OR_RETURN(const auto table, linear("embed_tokens.weight"));
+      RETURN_IF_ERROR(pack(model.embed, "embed_tokens", [&](ops::Buffer& packed) { model.embed.kernel->pack(table->source, packed, stream_); }));
+    }
+    for (int64_t i = 0; i < plan_.config.num_layers(); ++i) {
+      LoadedLayer layer;
+      const bool full = plan_.config.layers[static_cast<size_t>(i)] == model::LayerType::kFullAttention;
+      RETURN_IF_ERROR(load_layer(model::layer_prefix(i), full, layer));
+      model.layers.push_back(std::move(layer));
+    }
+    RETURN_IF_ERROR(load_norm("norm.weight", model.norm, model.norm_view));
+    RETURN_IF_ERROR(make(model.head, problems_.head()));
+    if (!plan_.config.tie_word_embeddings) {
+      ASSIGN_OR_RETURN(const auto lm_head, linear("lm_head.weight"));
+      RETURN_IF_ERROR(pack(model.head, "lm_head", [&](ops::Buffer& packed) { model.head.kernel->pack(lm_head->source, packed, stream_); }));
+    }
+    RETURN_IF_ERROR(make(model.sample, problems_.sample()));
+    RETURN_IF_ERROR(make(model.state_copy, ops::StateCopy::Problem{}));
+    if (plan_.with_mtp) {
+      LoadedMtp mtp;
+      RETURN_IF_ERROR(load_mtp(mtp));
+      model.mtp = std::move(mtp);
+    }
+    if (progress_) progress_(1.0);
+    return model;
+  }
+
+ private:
+  using Linear = std::unique_ptr<weights::StagedLinear>;
+  using Vector = std::unique_ptr<weights::StagedTensor>;
+
+  Result<Linear> linear(const std::string& name) {
+    ASSIGN_OR_RETURN(weights::StagedLinear staged, source_.linear(name, {}, device_, stream_));
+    staged_.push_back(name);
+    done_bytes_ += staged.source.shape.packed_bytes();
+    return std::make_unique<weights::StagedLinear>(std::move(staged));
+  }
+  Result<Vector> vector(const std::string& name) {
+    ASSIGN_OR_RETURN(weights::StagedTensor staged, source_.vector(name, device_, stream_));
+    staged_.push_back(name);
+    return std::make_unique<weights::StagedTensor>(std::move(staged));
+  }
+
+  template <class Op>
+  Result<void> make(LoadedOp<Op>& op, const typename Op::Problem& problem) {
+    ASSIGN_OR_RETURN(op.kernel, kernels_.get<Op>(problem));
+    return {};
+  }
+
+  /// Allocates the packed buffer, packs, waits, and gives the file pages back.
+  template <class Op, class Pack>
+  Result<void> pack(LoadedOp<Op>& op, const std::string& purpose, Pack&& pack_into) {
+    ASSIGN_OR_RETURN(op.packed, device_.allocate(op.kernel->packed_bytes(), purpose));
+    pack_into(*op.packed);
+    RETURN_IF_ERROR(stream_.finish());
+    for (const std::string& name : staged_) source_.done_with(name);
+    staged_.clear();
+    if (progress_) progress_(static_cast<double>(done_bytes_) / static_cast<double>(plan_.memory.weights_bytes));
+    return {};
+  }
+
+  Result<void> load_layer(const std::string& prefix, bool full, LoadedLayer& layer) {
+    if (full) {
+      layer.attention.emplace();
+      AttentionPart& part = *layer.attention;
+      RETURN_IF_ERROR(make(part.in, problems_.attn_in(prefix)));
+      RETURN_IF_ERROR(make(part.attention, problems_.attention()));
+      RETURN_IF_ERROR(make(layer.out, problems_.attn_out(prefix)));
+      ASSIGN_OR_RETURN(const auto norm, vector(prefix + "input_layernorm.weight"));
+      ASSIGN_OR_RETURN(const auto q, linear(prefix + "self_attn.q_proj.weight"));
+      ASSIGN_OR_RETURN(const auto k, linear(prefix + "self_attn.k_proj.weight"));
+      ASSIGN_OR_RETURN(const auto v, linear(prefix + "self_attn.v_proj.weight"));
+      ASSIGN_OR_RETURN(const auto q_norm, vector(prefix + "self_attn.q_norm.weight"));
+      ASSIGN_OR_RETURN(const auto k_norm, vector(prefix + "self_attn.k_norm.weight"));
+      RETURN_IF_ERROR(pack(part.in, prefix + "self_attn", [&](ops::Buffer& packed) {
+        part.in.kernel->pack({norm->view, q->source, k->source, v->source, q_norm->view, k_norm->view}, packed, stream_);
+      }));
+      ASSIGN_OR_RETURN(const auto out, linear(prefix + "self_attn.o_proj.weight"));
+      RETURN_IF_ERROR(pack(layer.out, prefix + "self_attn.o_proj", [&](ops::Buffer& packed) { layer.out.kernel->pack(out->source, packed, stream_); }));
+    } else {
+      layer.gdn.emplace();
+      GdnPart& part = *layer.gdn;
+      const std::string gdn = prefix + "linear_attn.";
+      RETURN_IF_ERROR(make(part.in, problems_.gdn_in(prefix)));
+      RETURN_IF_ERROR(make(part.mix, problems_.gdn_mix()));
+      RETURN_IF_ERROR(make(layer.out, problems_.gdn_out(prefix)));
+      {
+        ASSIGN_OR_RETURN(const auto norm, vector(prefix + "input_layernorm.weight"));
+        ASSIGN_OR_RETURN(const auto qkv, linear(gdn + "in_proj_qkv.weight"));
+        ASSIGN_OR_RETURN(const auto z, linear(gdn + "in_proj_z.weight"));
+        ASSIGN_OR_RETURN(const auto b, linear(gdn + "in_proj_b.weight"));
+        ASSIGN_OR_RETURN(const auto a, linear(gdn + "in_proj_a.weight"));
+        RETURN_IF_ERROR(pack(part.in, gdn + "in_proj", [&](ops::Buffer& packed) {
+          part.in.kernel->pack({norm->view, qkv->source, z->source, b->source, a->source}, packed, stream_);
+        }));
+      }
+      {
+        ASSIGN_OR_RETURN(const auto conv, vector(gdn + "conv1d.weight"));
+        ASSIGN_OR_RETURN(const auto a_log, vector(gdn + "A_log"));
+        ASSIGN_OR_RETURN(const auto dt_bias, vector(gdn + "dt_bias"));
+        ASSIGN_OR_RETURN(const auto norm, vector(gdn + "norm.weight"));
+        RETURN_IF_ERROR(pack(part.mix, gdn + "conv1d", [&](ops::Buffer& packed) {
+          part.mix.kernel->pack({conv->view, a_log->view, dt_bias->view, norm->view}, packed, stream_);
+        }));
+      }
+      ASSIGN_OR_RETURN(const auto out, linear(gdn + "out_proj.weight"));
+      RETURN_IF_ERROR(pack(layer.out, gdn + "out_proj", [&](ops::Buffer& packed) { layer.out.kernel->pack(out->source, packed, stream_); }));
+    }
+    return load_mlp(prefix, layer);
+  }
+
+  Result<void> load_mlp(const std::string& prefix, LoadedLayer& layer) {
+    RETURN_IF_ERROR(make(layer.mlp_in, problems_.mlp_in(prefix)));
+    RETURN_IF_ERROR(make(layer.mlp_down, problems_.mlp_down(prefix)));
+    {
+      ASSIGN_OR_RETURN(const auto norm, vector(prefix + "post_attention_layernorm.weight"));
+      ASSIGN_OR_RETURN(const auto gate, linear(prefix + "mlp.gate_proj.weight"));
+      ASSIGN_OR_RETURN(const auto up, linear(prefix + "mlp.up_proj.weight"));
+      RETURN_IF_ERROR(pack(layer.mlp_in, prefix + "mlp", [&](ops::Buffer& packed) {
+        layer.mlp_in.kernel->pack({norm->view, gate->source, up->source}, packed, stream_);
+      }));
+    }
+    ASSIGN_OR_RETURN(const auto down, linear(prefix + "mlp.down_proj.weight"));
+    return pack(layer.mlp_down, prefix + "mlp.down_proj", [&](ops::Buffer& packed) { layer.mlp_down.kernel->pack(down->source, packed, stream_); });
+  }
+
+  Result<void> load_mtp(LoadedMtp& mtp) {
+    RETURN_IF_ERROR(make(mtp.in, problems_.mtp_in()));
+    {
+      ASSIGN_OR_RETURN(const auto norm_embedding, vector("mtp.pre_fc_norm_embedding.weight"));
+      ASSIGN_OR_RETURN(const auto norm_hidden, vector("mtp.pre_fc_norm_hidden.weight"));
+      ASSIGN_OR_RETURN(const auto fc, linear("mtp.fc.weight"));
+      RETURN_IF_ERROR(pack(mtp.in, "mtp.fc", [&](ops::Buffer& packed) { mtp.in.kernel->pack({norm_embedding->view, norm_hidden->view, fc->source}, packed, stream_); }));
+    }
+    RETURN_IF_ERROR(load_layer(std::string(model::kMtpLayerPrefix), true, mtp.layer));
+    return load_norm("mtp.norm.weight", mtp.norm, mtp.norm_view);
+  }
+
+  /// A norm that no kernel packs: widened to f32 on the host.
+  Result<void> load_norm(const std::string& name, std::unique_ptr<ops::Buffer>& buffer, ops::TensorView& view) {
+    ASSIGN_OR_RETURN(const auto staged, vector(name));
+    const int64_t n = staged->view.shape.num_elements();
+    std::vector<std::byte> stored(staged->view.size_bytes());
+    stream_.copy_to_host(staged->view, stored.data());
+    RETURN_IF_ERROR(stream_.finish());
+    std::vector<float> wide(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) {
+      if (staged->view.dtype == DType::kBF16) wide[static_cast<size_t>(i)] = to_f32(reinterpret_cast<const bf16*>(stored.data())[i]);
+      else if (staged->view.dtype == DType::kF16) wide[static_cast<size_t>(i)] = f16_to_f32(reinterpret_cast<const uint16_t*>(stored.data())[i]);
+      else wide[static_cast<size_t>(i)] = reinterpret_cast<const float*>(stored.data())[i];
+    }
+    ASSIGN_OR_RETURN(buffer, device_.allocate(wide.size() * sizeof(float), name));
+    view = {buffer.get(), 0, DType::kF32, Shape{n}};
+    stream_.copy_to_device(wide.data(), view);
+    return stream_.finish();
+  }
+
+  const ExecutionPlan& plan_;
+  Problems problems_;
+  weights::WeightSource& source_;
+  KernelCache& kernels_;
+  ops::Device& device_;
+  ops::Stream& stream_;
+  const LoadProgress& progress_;
+  std::vector<std::string> staged_;
+  uint64_t done_bytes_ = 0;
+};
+
+}  // namespace
+
+Result<LoadedModel> load_model(const ExecutionPlan& plan, weights::WeightSource& source, KernelCache& kernels, ops::Device& device, ops::Stream& stream,
+                               const LoadProgress& progress) {
+  return Loader(plan, source, kernels, device, stream, progress).load();
+}
+
+}  // namespace quern::worker

@@ -1,0 +1,165 @@
+#include "worker/problems.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace quern::worker {
+namespace {
+
+/// Which of `num_owners` heads serves each of `num_heads`: equal shares in order.
+std::vector<int32_t> head_map(int64_t num_heads, int64_t num_owners) {
+  std::vector<int32_t> map(static_cast<size_t>(num_heads));
+  for (int64_t h = 0; h < num_heads; ++h) map[static_cast<size_t>(h)] = static_cast<int32_t>(h / (num_heads / num_owners));
+  return map;
+}
+
+std::string linear_text(const ops::LinearShape& l) {
+  return fmt::format("{}x{} {}", l.out_features, l.in_features, ops::weight_scheme_name(l.scheme));
+}
+
+}  // namespace
+
+const ops::LinearShape& Problems::linear(std::string_view prefix, std::string_view name) const {
+  const auto found = inventory_.linears.find(fmt::format("{}{}.weight", prefix, name));
+  CHECK_MSG(found != inventory_.linears.end(), fmt::format("the inventory has no {}{}.weight", prefix, name));
+  return found->second;
+}
+
+ops::Embed::Problem Problems::embed() const {
+  return {.vocab_size = config_.vocab_size, .hidden = config_.hidden_size, .scheme = linear("", "embed_tokens").scheme, .activation = numerics_.activation};
+}
+
+ops::AttnIn::Problem Problems::attn_in(std::string_view prefix) const {
+  ops::AttnIn::Problem p;
+  p.hidden = config_.hidden_size;
+  p.num_q_heads = config_.num_attention_heads;
+  p.num_kv_heads = config_.num_key_value_heads;
+  p.head_dim = config_.head_dim;
+  p.q = linear(prefix, "self_attn.q_proj");
+  p.k = linear(prefix, "self_attn.k_proj");
+  p.v = linear(prefix, "self_attn.v_proj");
+  p.eps = config_.rms_norm_eps;
+  p.activation = numerics_.activation;
+  p.kv = numerics_.kv;
+  p.inv_freq = config_.inv_freq;
+  p.rope_scale = config_.rope_scale;
+  p.mrope_section = config_.mrope_section;
+  return p;
+}
+
+ops::Attention::Problem Problems::attention() const {
+  ops::Attention::Problem p;
+  p.num_q_heads = config_.num_attention_heads;
+  p.num_kv_heads = config_.num_key_value_heads;
+  p.head_dim = config_.head_dim;
+  p.kv_head = head_map(config_.num_attention_heads, config_.num_key_value_heads);
+  p.activation = numerics_.activation;
+  p.kv = numerics_.kv;
+  return p;
+}
+
+ops::OutResidual::Problem Problems::attn_out(std::string_view prefix) const {
+  return {.linear = linear(prefix, "self_attn.o_proj"), .activation = numerics_.activation};
+}
+
+ops::GdnIn::Problem Problems::gdn_in(std::string_view prefix) const {
+  ops::GdnIn::Problem p;
+  p.hidden = config_.hidden_size;
+  p.qkv = linear(prefix, "linear_attn.in_proj_qkv");
+  p.z = linear(prefix, "linear_attn.in_proj_z");
+  p.b = linear(prefix, "linear_attn.in_proj_b");
+  p.a = linear(prefix, "linear_attn.in_proj_a");
+  p.eps = config_.rms_norm_eps;
+  p.activation = numerics_.activation;
+  return p;
+}
+
+ops::GdnMix::Problem Problems::gdn_mix() const {
+  ops::GdnMix::Problem p;
+  p.num_k_heads = config_.linear_num_key_heads;
+  p.num_v_heads = config_.linear_num_value_heads;
+  p.d_k = config_.linear_key_head_dim;
+  p.d_v = config_.linear_value_head_dim;
+  p.k_head = head_map(config_.linear_num_value_heads, config_.linear_num_key_heads);
+  p.k_max = numerics_.k_max;
+  p.eps = config_.rms_norm_eps;
+  p.activation = numerics_.activation;
+  p.ring = numerics_.ring;
+  return p;
+}
+
+ops::OutResidual::Problem Problems::gdn_out(std::string_view prefix) const {
+  return {.linear = linear(prefix, "linear_attn.out_proj"), .activation = numerics_.activation};
+}
+
+ops::MlpIn::Problem Problems::mlp_in(std::string_view prefix) const {
+  ops::MlpIn::Problem p;
+  p.hidden = config_.hidden_size;
+  p.intermediate = config_.intermediate_size;
+  p.gate = linear(prefix, "mlp.gate_proj");
+  p.up = linear(prefix, "mlp.up_proj");
+  p.eps = config_.rms_norm_eps;
+  p.activation = numerics_.activation;
+  return p;
+}
+
+ops::DownResidual::Problem Problems::mlp_down(std::string_view prefix) const {
+  return {.linear = linear(prefix, "mlp.down_proj"), .activation = numerics_.activation};
+}
+
+ops::MtpIn::Problem Problems::mtp_in() const {
+  return {.hidden = config_.hidden_size, .fc = linear("", "mtp.fc"), .eps = config_.rms_norm_eps, .activation = numerics_.activation};
+}
+
+ops::Head::Problem Problems::head() const {
+  ops::Head::Problem p;
+  p.hidden = config_.hidden_size;
+  p.vocab_size = config_.vocab_size;
+  p.tied = config_.tie_word_embeddings;
+  p.lm_head = linear("", p.tied ? "embed_tokens" : "lm_head");
+  p.eps = config_.rms_norm_eps;
+  p.activation = numerics_.activation;
+  return p;
+}
+
+ops::Sample::Problem Problems::sample() const {
+  return {.vocab_size = config_.vocab_size, .num_tokens = config_.vocab_size, .k_max = numerics_.k_max};
+}
+
+std::string describe(const ops::Embed::Problem& p) {
+  return fmt::format("{{vocab {}, hidden {}, {}, {}}}", p.vocab_size, p.hidden, ops::weight_scheme_name(p.scheme), dtype_name(p.activation));
+}
+std::string describe(const ops::AttnIn::Problem& p) {
+  return fmt::format("{{hidden {}, heads {}/{} x {}, rotary {}, q {}, k {}, v {}, {}, kv {}}}", p.hidden, p.num_q_heads, p.num_kv_heads, p.head_dim,
+                     2 * p.inv_freq.size(), linear_text(p.q), linear_text(p.k), linear_text(p.v), dtype_name(p.activation), dtype_name(p.kv));
+}
+std::string describe(const ops::Attention::Problem& p) {
+  return fmt::format("{{heads {}/{} x {}, {}, kv {}}}", p.num_q_heads, p.num_kv_heads, p.head_dim, dtype_name(p.activation), dtype_name(p.kv));
+}
+std::string describe(const ops::GdnIn::Problem& p) {
+  return fmt::format("{{hidden {}, qkv {}, z {}, b {}, a {}, {}}}", p.hidden, linear_text(p.qkv), linear_text(p.z), linear_text(p.b), linear_text(p.a),
+                     dtype_name(p.activation));
+}
+std::string describe(const ops::GdnMix::Problem& p) {
+  return fmt::format("{{heads {}/{} x {}/{}, {} drafts, {}, ring {}}}", p.num_k_heads, p.num_v_heads, p.d_k, p.d_v, p.k_max, dtype_name(p.activation),
+                     dtype_name(p.ring));
+}
+std::string describe(const ops::LinearResidual::Problem& p) {
+  return fmt::format("{{{}, {}{}}}", linear_text(p.linear), dtype_name(p.activation), p.add_residual ? "" : ", partial");
+}
+std::string describe(const ops::MlpIn::Problem& p) {
+  return fmt::format("{{hidden {}, intermediate {}, gate {}, up {}, {}}}", p.hidden, p.intermediate, ops::weight_scheme_name(p.gate.scheme),
+                     ops::weight_scheme_name(p.up.scheme), dtype_name(p.activation));
+}
+std::string describe(const ops::MtpIn::Problem& p) { return fmt::format("{{fc {}, {}}}", linear_text(p.fc), dtype_name(p.activation)); }
+std::string describe(const ops::Head::Problem& p) {
+  return fmt::format("{{lm_head {}{}, {}}}", linear_text(p.lm_head), p.tied ? " tied" : "", dtype_name(p.activation));
+}
+std::string describe(const ops::Sample::Problem& p) { return fmt::format("{{vocab {}, {} drafts}}", p.vocab_size, p.k_max); }
+std::string describe(const ops::StateCopy::Problem&) { return "{}"; }
+std::string describe(const ops::Combine::Problem& p) {
+  return fmt::format("{{hidden {}, {} ranks, {}}}", p.hidden, p.num_ranks, dtype_name(p.activation));
+}
+
+}  // namespace quern::worker
