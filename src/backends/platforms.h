@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -25,5 +26,8 @@ Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const De
 Result<ops::DeviceTraits> traits_by_name(std::string_view name);
 /// Names that traits_by_name knows without looking at the machine.
 std::vector<std::string_view> known_cards();
+
+/// One line about every device of this machine, and one per platform that has none, with the reason.
+std::vector<std::string> describe_devices();
 
 }  // namespace quern::backends

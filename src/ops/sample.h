@@ -61,6 +61,8 @@ struct Sample {
     /// logits f32 [n, vocab_size] (overwritten); masks u32 [m, ceil(vocab_size / 32)], bit set = allowed; indices as in Rows: the row at index i yields the token at i + 1.
     virtual void enqueue(std::span<const SampleRun> runs, const TensorView& logits, const TensorView& masks, const SamplerTables& sampler,
                          const SlotTables& slots, const SampleOutput& out, Launch& launch) const = 0;
+    /// The most likely id below num_tokens of each row, the lowest on ties: drafts. logits f32 [n, vocab_size] -> ids i32 [n].
+    virtual void enqueue_argmax(const TensorView& logits, const TensorView& ids, Launch& launch) const = 0;
   };
 };
 

@@ -180,6 +180,15 @@ class SampleKernel final : public ops::Sample::Kernel {
     });
   }
 
+  void enqueue_argmax(const ops::TensorView& logits, const ops::TensorView& ids, ops::Launch&) const override {
+    pool_.parallel_for(ids.shape[0], [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) {
+        const float* row = logits.data<float>() + i * problem_.vocab_size;
+        ids.data<int32_t>()[i] = static_cast<int32_t>(std::max_element(row, row + problem_.num_tokens) - row);
+      }
+    });
+  }
+
  private:
   [[nodiscard]] size_t thread_bytes() const { return Scratch::size<float>(problem_.vocab_size); }
 

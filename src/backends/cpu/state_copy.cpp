@@ -1,4 +1,4 @@
-#include <cstring>
+#include <algorithm>
 
 #include "backends/cpu/plain.h"
 
@@ -13,6 +13,24 @@ class StateCopyKernel final : public ops::StateCopy::Kernel {
     for (const ops::StateCopy::Copy& copy : copies) {
       if (copy.source.buffer == nullptr) launch.stream.fill_zero(copy.destination);
       else launch.stream.copy(copy.source, copy.destination);
+    }
+  }
+
+  void store_hidden(const ops::Rows& rows, const ops::TensorView& hidden, const ops::TensorView& window, const ops::TensorView& boundary_hidden,
+                    ops::Launch& launch) const override {
+    const int64_t length = window.shape[1];
+    for (const ops::RowRun& run : rows.runs) {
+      const int64_t cursor = rows.slots.cursor.data<int32_t>()[run.slot], stored = rows.slots.boundary.data<int32_t>()[run.slot];
+      const int64_t end = cursor + run.num_rows;
+      const ops::TensorView slot_window = window.at(run.slot);
+      const auto row_of = [&](int64_t index) { return hidden.at(run.first_row + index - cursor); };
+      // The boundary first: its row may be about to leave the window.
+      const int64_t boundary = (run.committed ? end : cursor) / ops::kGrid * ops::kGrid;
+      if (boundary > stored) {
+        const int64_t index = boundary - 1;
+        launch.stream.copy(index >= cursor ? row_of(index) : slot_window.at(index % length), boundary_hidden.at(run.slot));
+      }
+      for (int64_t index = std::max(cursor, end - length); index < end; ++index) launch.stream.copy(row_of(index), slot_window.at(index % length));
     }
   }
 };
