@@ -20,9 +20,9 @@ class Faults {
 
   template <class... Args>
   void add(fmt::format_string<Args...> format, Args&&... args) {
-    faults_.push_back(fmt::format(format, std::forward<Args>(args)...));
+    add_text(fmt::format(format, std::forward<Args>(args)...));
   }
-  void add(const Error& error) { faults_.push_back(error.message); }
+  void add(const Error& error) { add_text(error.message); }
 
   [[nodiscard]] bool empty() const { return faults_.empty(); }
   [[nodiscard]] size_t size() const { return faults_.size(); }
@@ -37,6 +37,10 @@ class Faults {
   }
 
  private:
+  /// Neighbours that share one cause are one fault.
+  void add_text(std::string text) {
+    if (faults_.empty() || faults_.back() != text) faults_.push_back(std::move(text));
+  }
   std::vector<std::string> faults_;
 };
 
