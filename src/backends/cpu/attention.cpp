@@ -42,7 +42,10 @@ class AttentionKernel final : public ops::Attention::Kernel {
     for (const ops::RowRun& run : rows.runs) {
       const int64_t tiles = (run.num_rows + kTile - 1) / kTile;
       const int32_t* block_table = rows.slots.block_tables.data<int32_t>() + run.slot * rows.slots.block_tables.shape[1];
-      pool_.parallel_for(tiles * problem_.num_kv_heads, [&](int64_t begin, int64_t end, int thread) {
+      if (run.num_rows == 0) continue;
+      const int64_t num_keys = int64_t{rows.indices.data<int32_t>()[run.first_row + run.num_rows - 1]} + 1;
+      const int64_t item_cost = 2 * std::min<int64_t>(kTile, run.num_rows) * max_heads_ * num_keys * problem_.head_dim;
+      pool_.parallel_for(tiles * problem_.num_kv_heads, item_cost, [&](int64_t begin, int64_t end, int thread) {
         const TileScratch scratch = scratch_of(launch.workspace, thread);
         for (int64_t item = begin; item < end; ++item) {
           const int64_t tile = item / problem_.num_kv_heads, kv_head = item % problem_.num_kv_heads;

@@ -69,7 +69,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
         compute_turns(rows.positions.data<int32_t>() + (first + row) * 3, turns + row * 2 * num_frequencies());
 
       const int64_t d = problem_.head_dim, heads = problem_.num_q_heads + problem_.num_kv_heads;
-      pool_.parallel_for(n * heads, [&](int64_t begin, int64_t end, int) {
+      pool_.parallel_for(n * heads, 8 * d, [&](int64_t begin, int64_t end, int) {
         for (int64_t item = begin; item < end; ++item) {
           const int64_t row = item / heads, head = item % heads;
           const float* turn = turns + row * 2 * num_frequencies();

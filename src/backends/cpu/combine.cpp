@@ -13,7 +13,7 @@ class CombineKernel final : public ops::Combine::Kernel {
   void enqueue(std::span<const ops::TensorView> partials, const ops::TensorView& x, ops::Launch&) const override {
     CHECK(std::ssize(partials) == problem_.num_ranks);
     if (x.empty()) return;
-    pool_.parallel_for(x.shape.num_elements(), [&](int64_t begin, int64_t end, int) {
+    pool_.parallel_for(x.shape.num_elements(), 4, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
         float sum = 0, value = 0;
         for (const ops::TensorView& partial : partials) {

@@ -107,7 +107,7 @@ double measure_read_bandwidth(int num_threads) {
   double best_seconds = 1e9;
   for (int pass = 0; pass < 3; ++pass) {
     const auto start = std::chrono::steady_clock::now();
-    pool.parallel_for(static_cast<int64_t>(kWords / 8), [&](int64_t begin, int64_t end, int thread) {
+    pool.parallel_for(static_cast<int64_t>(kWords / 8), 8, [&](int64_t begin, int64_t end, int thread) {
       uint64_t sum[8] = {};
       for (int64_t i = begin; i < end; ++i)
         for (int64_t j = 0; j < 8; ++j) sum[j] += memory[static_cast<size_t>(i * 8 + j)];

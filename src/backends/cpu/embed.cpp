@@ -27,7 +27,7 @@ class EmbedKernel final : public ops::Embed::Kernel {
   void enqueue_lookup(const ops::TensorView& tokens, const ops::Buffer& packed, const ops::TensorView& x, ops::Launch&) const override {
     const LinearView table = table_.view(packed);
     const auto* ids = tokens.data<int32_t>();
-    pool_.parallel_for(tokens.shape[0], [&](int64_t begin, int64_t end, int) {
+    pool_.parallel_for(tokens.shape[0], 2 * problem_.hidden, [&](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         CHECK(ids[row] >= 0 && ids[row] < problem_.vocab_size);
         for (int64_t column = 0; column < problem_.hidden; column += kPiece) {

@@ -80,10 +80,9 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   [[nodiscard]] int64_t k_width() const { return problem_.num_k_heads * problem_.d_k; }
   [[nodiscard]] int64_t v_width() const { return problem_.num_v_heads * problem_.d_v; }
   [[nodiscard]] int64_t state_size() const { return problem_.num_v_heads * problem_.d_v * problem_.d_k; }
-  /// Of one thread: u of a chunk, k of a chunk, one row of u or o, factors per chunk position.
+  /// Of one thread, for mix_head: u of the chunk, two rows of d_v, G by chunk position; for fold: u and k of the chunk.
   [[nodiscard]] size_t thread_bytes() const {
-    return Scratch::size<float>(kGrid * problem_.d_v) + Scratch::size<float>(kGrid * problem_.d_k) +
-           2 * Scratch::size<float>(problem_.d_v) + 2 * Scratch::size<float>(kGrid);
+    return Scratch::size<float>(kGrid * problem_.d_v + std::max(2 * problem_.d_v + kGrid, kGrid * problem_.d_k));
   }
   PackedWeights packed_weights(const ops::Buffer& packed) const {
     auto* conv = reinterpret_cast<float*>(packed.address());
@@ -154,7 +153,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   void prepare_rows(const Run& run, const Segment& segment, const ops::GdnInputs& in, const PackedWeights& weights,
                     const ops::GdnStateView& view) const {
     const int64_t nk = problem_.num_k_heads, heads = 2 * nk + problem_.num_v_heads, rows = segment.end - segment.begin;
-    pool_.parallel_for(nk + rows * heads, [&](int64_t begin, int64_t end, int) {
+    pool_.parallel_for(nk + rows * heads, 20 * std::max(problem_.d_k, problem_.d_v), [&](int64_t begin, int64_t end, int) {
       for (int64_t item = begin; item < end; ++item) {
         if (item < nk) {
           for (int64_t index = segment.boundary; index < segment.begin; ++index)
@@ -211,7 +210,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   /// The delta rule row by row, one value head after the other, and the gated norm of its output.
   void mix_rows(const Run& run, const Segment& segment, const ops::GdnInputs& in, const PackedWeights& weights,
                 const ops::GdnStateView& view, const ops::TensorView& out, std::byte* thread_memory) const {
-    pool_.parallel_for(problem_.num_v_heads, [&](int64_t begin, int64_t end, int thread) {
+    const int64_t row_cost = 2 * (problem_.d_k + kGrid) * problem_.d_v;
+    pool_.parallel_for(problem_.num_v_heads, (segment.end - segment.begin) * row_cost, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t head = begin; head < end; ++head) mix_head(run, segment, in, weights, view, out, head, own_memory(thread_memory, thread));
     });
   }
@@ -285,7 +285,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   void fold(const ops::GdnStateView& view, int64_t slot, int64_t boundary, const float* from, float* to, std::byte* thread_memory) const {
     const int64_t dk = problem_.d_k, dv = problem_.d_v, nk = problem_.num_k_heads, nv = problem_.num_v_heads;
     const auto* ring_g = view.ring_g.data<float>();
-    pool_.parallel_for(nv, [&](int64_t begin, int64_t end, int thread) {
+    pool_.parallel_for(nv, kGrid * dk * dv, [&](int64_t begin, int64_t end, int thread) {
       float* u = own_memory(thread_memory, thread);
       float* k = u + kGrid * dv;
       for (int64_t head = begin; head < end; ++head) {

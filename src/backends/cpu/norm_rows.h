@@ -14,7 +14,7 @@ inline void load_norm_1p(const ops::TensorView& weight, float* factors) {
 /// out[row * stride] = RMSNorm1p of rows [first, first + rows) of x [., n], held in f32 but rounded to the activation dtype.
 inline void norm_rows(ThreadPool& pool, const ops::TensorView& x, int64_t first, int64_t rows, int64_t n, const float* factors, float eps,
                       float* out, int64_t stride) {
-  pool.parallel_for(rows, [&](int64_t begin, int64_t end, int) {
+  pool.parallel_for(rows, 4 * n, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       float* y = out + row * stride;
       load_f32(row_address(x, first + row, n), x.dtype, n, y);

@@ -54,7 +54,8 @@ void multiply_tile(const LinearView& weight, const float* x, int64_t rows, int64
 /// store(row, feature, value) for every row and output feature of W x, on the pool's threads, each pair once.
 template <class Store>
 void linear(ThreadPool& pool, const LinearView& weight, const float* x, int64_t rows, const Store& store) {
-  pool.parallel_for((weight.out_features + kFeatureTile - 1) / kFeatureTile, [&](int64_t begin, int64_t end, int) {
+  const int64_t tile_cost = kFeatureTile * weight.in_features * (rows + 2);
+  pool.parallel_for((weight.out_features + kFeatureTile - 1) / kFeatureTile, tile_cost, [&](int64_t begin, int64_t end, int) {
     float y[kRowTile * kFeatureTile];
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t first = tile * kFeatureTile, features = std::min(kFeatureTile, weight.out_features - first);

@@ -172,7 +172,7 @@ class SampleKernel final : public ops::Sample::Kernel {
                const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::SampleOutput& out,
                ops::Launch& launch) const override {
     CHECK(workspace_bytes(0) <= launch.workspace.size_bytes());
-    pool_.parallel_for(std::ssize(runs), [&](int64_t begin, int64_t end, int thread) {
+    pool_.parallel_for(std::ssize(runs), 8 * problem_.vocab_size, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t i = begin; i < end; ++i) {
         auto* transformed = reinterpret_cast<float*>(launch.workspace.data<std::byte>() + static_cast<size_t>(thread) * thread_bytes());
         sample_run(i, runs[static_cast<size_t>(i)], logits, masks, sampler, slots, out, transformed, static_cast<size_t>(thread));
@@ -181,7 +181,7 @@ class SampleKernel final : public ops::Sample::Kernel {
   }
 
   void enqueue_argmax(const ops::TensorView& logits, const ops::TensorView& ids, ops::Launch&) const override {
-    pool_.parallel_for(ids.shape[0], [&](int64_t begin, int64_t end, int) {
+    pool_.parallel_for(ids.shape[0], problem_.vocab_size, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
         const float* row = logits.data<float>() + i * problem_.vocab_size;
         ids.data<int32_t>()[i] = static_cast<int32_t>(std::max_element(row, row + problem_.num_tokens) - row);

@@ -12,7 +12,8 @@ namespace quern::cpu {
 
 namespace {
 
-constexpr uint32_t kPiecesPerThread = 4;
+constexpr int64_t kPiecesPerThread = 4;
+constexpr int64_t kMinPieceCost = 16384;  // some microseconds
 constexpr std::chrono::microseconds kSpinTime{40};
 
 void relax() {
@@ -73,16 +74,18 @@ void ThreadPool::work(int thread, uint32_t job) {
   }
 }
 
-void ThreadPool::run(int64_t n, Function function, const void* context) {
+void ThreadPool::run(int64_t n, int64_t item_cost, Function function, const void* context) {
   if (n <= 0) return;
-  if (threads_.empty() || n == 1) {
+  const int64_t worthwhile = n * std::max<int64_t>(item_cost, 1) / kMinPieceCost;
+  const int64_t pieces = std::min({n, kPiecesPerThread * num_threads(), worthwhile});
+  if (threads_.empty() || pieces <= 1) {
     function(context, 0, n, 0);
     return;
   }
   function_ = function;
   context_ = context;
   n_ = n;
-  num_pieces_ = static_cast<uint32_t>(std::min<int64_t>(n, int64_t{kPiecesPerThread} * num_threads()));
+  num_pieces_ = static_cast<uint32_t>(pieces);
   pieces_done_.store(0, std::memory_order_relaxed);
   const uint32_t job = job_.load(std::memory_order_relaxed) + 1;
   ticket_.store(uint64_t{job} << 32 | num_pieces_, std::memory_order_release);

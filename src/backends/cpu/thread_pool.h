@@ -22,16 +22,19 @@ class ThreadPool {
   [[nodiscard]] int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
 
   /// body(begin, end, thread) over disjoint pieces that cover [0, n); returns when all are done. `thread` < num_threads() names the
-  /// executing thread, for its own scratch memory.
+  /// executing thread, for its own scratch memory. `item_cost` is roughly the multiply-adds of one item: what takes no longer than
+  /// waking a thread stays with the caller.
   template <class Body>
-  void parallel_for(int64_t n, const Body& body) {
-    run(n, [](const void* context, int64_t begin, int64_t end, int thread) { (*static_cast<const Body*>(context))(begin, end, thread); },
+  void parallel_for(int64_t n, int64_t item_cost, const Body& body) {
+    run(
+        n, item_cost,
+        [](const void* context, int64_t begin, int64_t end, int thread) { (*static_cast<const Body*>(context))(begin, end, thread); },
         &body);
   }
 
  private:
   using Function = void (*)(const void* context, int64_t begin, int64_t end, int thread);
-  void run(int64_t n, Function function, const void* context);
+  void run(int64_t n, int64_t item_cost, Function function, const void* context);
   void work(int thread, uint32_t job);
   void worker_loop(int thread);
 

@@ -1,0 +1,282 @@
+#include "ops/cases.h"
+#include "ops/linear_case.h"
+
+// attn_in and attention.
+
+namespace quern::ops::testing {
+namespace {
+
+constexpr float kEps = 1e-6f;
+
+std::vector<float> frequencies(int64_t rotary_dim) {
+  std::vector<float> inv_freq;
+  for (int64_t i = 0; i < rotary_dim / 2; ++i)
+    inv_freq.push_back(static_cast<float>(std::pow(1e7, -2.0 * static_cast<double>(i) / static_cast<double>(rotary_dim))));
+  return inv_freq;
+}
+
+/// Offset of an index of a slot in a [num_blocks, num_kv_heads, 64, head_dim] cache, in elements.
+int64_t kv_offset(const SlotTables& slots, int64_t slot, int64_t index, int64_t kv_head, int64_t num_kv_heads, int64_t head_dim) {
+  const int64_t block = slots.block_tables.data<int32_t>()[slot * slots.block_tables.shape[1] + index / 64];
+  return ((block * num_kv_heads + kv_head) * 64 + index % 64) * head_dim;
+}
+
+struct AttnInCase {
+  int64_t hidden = 160, nq = 4, nkv = 2, d = 32, rotary = 24;
+  Bed bed;
+  Random random{51};
+  LinearCase q{bed, random, {4 * 2 * 32, 160, WeightScheme::kFp8Block}}, k{bed, random, {2 * 32, 160, WeightScheme::kBF16}},
+      v{bed, random, {2 * 32, 160, WeightScheme::kFp8Tensor}};
+  TensorView norm = bed.tensor(DType::kBF16, {160}, random.normals(160, 0.2f));
+  TensorView q_norm = bed.tensor(DType::kBF16, {32}, random.normals(32, 0.2f)), k_norm = bed.tensor(DType::kBF16, {32}, random.normals(32, 0.2f));
+  std::vector<float> x = random.normals(140 * 160);
+  SlotTables slots = make_slots(bed, 2, 0, 4);
+  TensorView query, gate, key_cache, value_cache, k_scale, v_scale;
+  AttnIn::Problem problem;
+
+  AttnInCase(DType activation, DType kv, int threads = 2) : bed(threads) {
+    problem = {hidden, nq, nkv, d, q.source.shape, k.source.shape, v.source.shape, kEps, activation, kv, frequencies(rotary), 1.0f, {4, 4, 4}};
+    key_cache = bed.tensor(kv, {8, nkv, 64, d});
+    value_cache = bed.tensor(kv, {8, nkv, 64, d});
+    k_scale = bed.tensor(DType::kF32, {nkv}, std::vector<float>{0.02f, 0.05f});
+    v_scale = bed.tensor(DType::kF32, {nkv}, std::vector<float>{0.03f, 0.01f});
+  }
+  /// Rows [first, first + n) of x as one run of slot 1 at its cursor, which advances; `positions` (t, h, w) a row where given.
+  void run(int64_t first, int64_t n, const std::vector<int32_t>& positions = {}) {
+    const auto kernel = make_kernel<AttnIn>(bed, problem);
+    Buffer& packed = bed.packed(*kernel);
+    kernel->pack({norm, q.source, k.source, v.source, q_norm, k_norm}, packed, bed.stream());
+    const TensorView in = bed.tensor(problem.activation, {n, hidden}, std::span(x).subspan(static_cast<size_t>(first * hidden), static_cast<size_t>(n * hidden)));
+    const Step step(bed, {{1, 0, static_cast<int32_t>(n), RowKind::kPrompt, true}}, slots);
+    if (!positions.empty()) std::copy(positions.begin(), positions.end(), step.rows.positions.data<int32_t>());
+    query = bed.tensor(problem.activation, {n, nq, d});
+    gate = bed.tensor(problem.activation, {n, nq, d});
+    Launch launch = bed.launch(*kernel, n);
+    kernel->enqueue(step.rows, in, packed, query, gate, {key_cache, value_cache, k_scale, v_scale}, launch);
+    slots.cursor.data<int32_t>()[1] += static_cast<int32_t>(n);
+  }
+  Vector input(int64_t row) const {
+    Vector result;
+    for (int64_t i = 0; i < hidden; ++i) {
+      const float value = x[static_cast<size_t>(row * hidden + i)];
+      result.push_back(problem.activation == DType::kBF16 ? round_bf16(value) : value);
+    }
+    return result;
+  }
+  /// Query, gate, key and value of a row, each [heads * d].
+  std::array<Vector, 4> reference(int64_t row, const std::array<int, 3>& position) {
+    const Vector u = rms_norm(input(row), Bed::doubles(norm), kEps, 1.0);
+    const Vector q_and_gate = multiply(q.dense, u), keys = multiply(k.dense, u);
+    std::vector<int> positions;
+    for (int i = 0; i < rotary / 2; ++i) positions.push_back(position[static_cast<size_t>(i % 3)]);  // sections of four: every frequency in turn
+    const auto width = static_cast<size_t>(d);
+    std::array<Vector, 4> result;
+    const auto add = [&](Vector& to, Vector head, const TensorView* weight) {
+      if (weight != nullptr) {
+        head = rms_norm(head, Bed::doubles(*weight), kEps, 1.0);
+        rotate(head.data(), problem.inv_freq, positions);
+      }
+      to.insert(to.end(), head.begin(), head.end());
+    };
+    for (size_t head = 0; head < static_cast<size_t>(nq); ++head) {
+      add(result[0], testing::row(q_and_gate, 2 * head, width), &q_norm);
+      add(result[1], testing::row(q_and_gate, 2 * head + 1, width), nullptr);
+    }
+    for (size_t head = 0; head < static_cast<size_t>(nkv); ++head) add(result[2], testing::row(keys, head, width), &k_norm);
+    result[3] = multiply(v.dense, u);
+    return result;
+  }
+  std::vector<float> cached(const TensorView& cache, const TensorView& scale, int64_t index) {
+    std::vector<float> result;
+    for (int64_t head = 0; head < nkv; ++head)
+      for (int64_t i = 0; i < d; ++i)
+        result.push_back(Bed::get(cache, kv_offset(slots, 1, index, head, nkv, d) + i) * (cache.dtype == DType::kE4M3 ? Bed::get(scale, head) : 1.0f));
+    return result;
+  }
+};
+
+TEST(AttnIn, ProjectsNormsRotatesAndWritesTheCacheInEveryDtype) {
+  for (const auto& [activation, kv] : {std::pair{DType::kF32, DType::kF32}, {DType::kBF16, DType::kBF16}, {DType::kF32, DType::kE4M3}, {DType::kBF16, DType::kE4M3}}) {
+    SCOPED_TRACE(fmt::format("{} with {} cache", dtype_name(activation), dtype_name(kv)));
+    AttnInCase c(activation, kv);
+    c.run(0, 140);
+    // f32: two norms and a product; bf16: three roundings of 2^-9; e4m3: 2^-4 at most in relative terms, 2^-4 / sqrt(3) in the mean.
+    const double bound = activation == DType::kF32 ? 3e-6 : 8e-3, cache_bound = kv == DType::kE4M3 ? 4e-2 : bound;
+    for (const int64_t row : {0, 1, 63, 64, 139}) {
+      const auto position = static_cast<int>(row);
+      const auto [query, gate, key, value] = c.reference(row, {position, position, position});
+      EXPECT_LT(relative_rms(Bed::values(c.query.at(row)), query), bound);
+      EXPECT_LT(relative_rms(Bed::values(c.gate.at(row)), gate), bound);
+      EXPECT_LT(relative_rms(c.cached(c.key_cache, c.k_scale, row), key), cache_bound);
+      EXPECT_LT(relative_rms(c.cached(c.value_cache, c.v_scale, row), value), cache_bound);
+    }
+    int64_t written = 0;
+    for (const float value : Bed::values(c.key_cache)) written += !std::isnan(value);
+    EXPECT_EQ(written, 140 * c.nkv * c.d) << "blocks of other slots and indices are left alone";
+  }
+}
+
+TEST(AttnIn, TurnsEachFrequencyWithItsOwnAxisForImages) {
+  AttnInCase c(DType::kF32, DType::kF32);
+  c.run(0, 2, {5, 90, 17, 1000, 3, 200});
+  EXPECT_LT(relative_rms(Bed::values(c.query.at(0)), c.reference(0, {5, 90, 17})[0]), 3e-6);
+  EXPECT_LT(relative_rms(Bed::values(c.query.at(1)), c.reference(1, {1000, 3, 200})[0]), 3e-6);
+  EXPECT_LT(relative_rms(c.cached(c.key_cache, c.k_scale, 1), c.reference(1, {1000, 3, 200})[2]), 3e-6);
+}
+
+TEST(AttnIn, SaturatesWhatDoesNotFitTheCacheInsteadOfWritingNaN) {
+  AttnInCase c(DType::kBF16, DType::kE4M3);
+  for (TensorView* scale : {&c.k_scale, &c.v_scale})
+    for (int64_t i = 0; i < c.nkv; ++i) Bed::set(*scale, i, 1e-5f);
+  c.run(0, 3);
+  float largest = 0;
+  for (int64_t index = 0; index < 3; ++index)
+    for (const float value : c.cached(c.value_cache, c.v_scale, index)) {
+      ASSERT_TRUE(std::isfinite(value));
+      largest = std::max(largest, std::abs(value));
+    }
+  EXPECT_FLOAT_EQ(largest, kE4M3Max * 1e-5f);
+}
+
+TEST(AttnIn, GivesARowTheSameBitsAloneInABatchAndOnAnyThreads) {
+  AttnInCase whole(DType::kBF16, DType::kBF16, 1);
+  whole.run(0, 140);
+  for (const int threads : {1, 2, 3}) {
+    AttnInCase c(DType::kBF16, DType::kBF16, threads);
+    std::string query, gate;
+    int64_t first = 0;
+    for (const int64_t n : {1, 2, 64, 1, 72}) {
+      c.run(first, n);
+      first += n;
+      query += Bed::bytes(c.query);
+      gate += Bed::bytes(c.gate);
+    }
+    EXPECT_EQ(query, Bed::bytes(whole.query));
+    EXPECT_EQ(gate, Bed::bytes(whole.gate));
+    EXPECT_EQ(Bed::bytes(c.key_cache), Bed::bytes(whole.key_cache));
+    EXPECT_EQ(Bed::bytes(c.value_cache), Bed::bytes(whole.value_cache));
+  }
+}
+
+struct AttentionCase {
+  int64_t nq = 5, nkv = 2, d = 32, length = 1101, slot = 1;
+  Bed bed;
+  Random random{61};
+  Attention::Problem problem;
+  SlotTables slots = make_slots(bed, 2, 0, 18);
+  TensorView query, gate;  // [length, nq, d]
+  KvCacheView kv;
+
+  AttentionCase(DType activation, DType kv_dtype, int threads = 2) : bed(threads) {
+    problem = {nq, nkv, d, {0, 0, 1, 1, 1}, activation, kv_dtype};  // an uneven shard: two heads of one kv head, three of the next
+    query = bed.tensor(activation, {length, nq, d}, random.normals(length * nq * d, 2.0f));
+    gate = bed.tensor(activation, {length, nq, d}, random.normals(length * nq * d));
+    kv.k = bed.tensor(kv_dtype, {36, nkv, 64, d});
+    kv.v = bed.tensor(kv_dtype, {36, nkv, 64, d});
+    kv.k_scale = bed.tensor(DType::kF32, {nkv}, std::vector<float>{0.5f, 2.0f});
+    kv.v_scale = bed.tensor(DType::kF32, {nkv}, std::vector<float>{0.25f, 0.125f});
+    for (int64_t index = 0; index < length; ++index)
+      for (int64_t head = 0; head < nkv; ++head)
+        for (int64_t i = 0; i < d; ++i) {
+          Bed::set(kv.k, kv_offset(slots, slot, index, head, nkv, d) + i, random.normal());
+          Bed::set(kv.v, kv_offset(slots, slot, index, head, nkv, d) + i, random.normal());
+        }
+  }
+  /// Makes every key and value from `index` on NaN: a row before it must not read them.
+  void poison_from(int64_t index) {
+    for (; index < length; ++index)
+      for (int64_t head = 0; head < nkv; ++head)
+        for (int64_t i = 0; i < d; ++i)
+          for (const TensorView& cache : {kv.k, kv.v}) Bed::set(cache, kv_offset(slots, slot, index, head, nkv, d) + i, std::nanf(""));
+  }
+  TensorView run(int64_t first, int64_t n, int32_t first_index = 0) {
+    slots.cursor.data<int32_t>()[slot] = static_cast<int32_t>(first);
+    const auto kernel = make_kernel<Attention>(bed, problem);
+    const Step step(bed, {{static_cast<int32_t>(slot), 0, static_cast<int32_t>(n), RowKind::kDecode, true}}, slots);
+    const TensorView out = bed.tensor(problem.activation, {n, nq * d});
+    Launch launch = bed.launch(*kernel, n);
+    kernel->enqueue(step.rows, rows(query, first, n), rows(gate, first, n), kv, first_index, {ActivationLayout::kPlain, out, {}}, launch);
+    return out;
+  }
+  static TensorView rows(TensorView view, int64_t first, int64_t n) {
+    view.offset_bytes = view.at(first).offset_bytes;
+    return view.first(n);
+  }
+  Vector reference(int64_t index, int64_t first_index = 0) {
+    Vector out;
+    for (int64_t head = 0; head < nq; ++head) {
+      const int64_t kv_head = problem.kv_head[static_cast<size_t>(head)];
+      const bool scaled = problem.kv == DType::kE4M3;
+      const double k_scale = scaled ? Bed::get(kv.k_scale, kv_head) : 1.0, v_scale = scaled ? Bed::get(kv.v_scale, kv_head) : 1.0;
+      Vector scores, o(static_cast<size_t>(d), 0.0);
+      double max = -1e300, sum = 0;
+      for (int64_t j = first_index; j <= index; ++j) {
+        double score = 0;
+        for (int64_t i = 0; i < d; ++i)
+          score += Bed::get(query, (index * nq + head) * d + i) * k_scale * Bed::get(kv.k, kv_offset(slots, slot, j, kv_head, nkv, d) + i);
+        scores.push_back(score / std::sqrt(static_cast<double>(d)));
+        max = std::max(max, scores.back());
+      }
+      for (int64_t j = first_index; j <= index; ++j) {
+        const double weight = std::exp(scores[static_cast<size_t>(j - first_index)] - max);
+        sum += weight;
+        for (int64_t i = 0; i < d; ++i) o[static_cast<size_t>(i)] += weight * v_scale * Bed::get(kv.v, kv_offset(slots, slot, j, kv_head, nkv, d) + i);
+      }
+      for (int64_t i = 0; i < d; ++i) out.push_back(o[static_cast<size_t>(i)] / sum * sigmoid(Bed::get(gate, (index * nq + head) * d + i)));
+    }
+    return out;
+  }
+};
+
+TEST(Attention, IsTheGatedSoftmaxOverAllEarlierKeysAtEveryLength) {
+  for (const auto& [activation, kv] : {std::pair{DType::kF32, DType::kF32}, {DType::kBF16, DType::kBF16}, {DType::kF32, DType::kE4M3}, {DType::kBF16, DType::kE4M3}})
+    for (const int64_t length : kAttentionLengths) {
+      AttentionCase c(activation, kv);
+      c.poison_from(length);
+      // f32: dots of 32 and sums of positive weights; bf16: output and gate are rounded, three times 2^-9 / sqrt(3).
+      EXPECT_LT(relative_rms(Bed::values(c.run(length - 1, 1)), c.reference(length - 1)), activation == DType::kF32 ? 3e-6 : 6e-3)
+          << dtype_name(activation) << " with " << dtype_name(kv) << " cache, " << length << " keys";
+    }
+}
+
+TEST(Attention, GivesARowTheSameBitsAloneInAPromptAndOnAnyThreads) {
+  AttentionCase whole(DType::kBF16, DType::kBF16, 1);
+  const std::string expected = Bed::bytes(whole.run(480, 200));
+  for (const int threads : {1, 3}) {
+    AttentionCase c(DType::kBF16, DType::kBF16, threads);
+    std::string pieces, alone;
+    for (const auto& [first, n] : {std::pair{480, 32}, {512, 64}, {576, 1}, {577, 103}}) pieces += Bed::bytes(c.run(first, n));
+    EXPECT_EQ(pieces, expected) << threads;
+    for (int64_t row = 480; row < 680; ++row) alone += Bed::bytes(c.run(row, 1));
+    EXPECT_EQ(alone, expected) << threads;
+  }
+}
+
+TEST(Attention, LeavesOutTheEmptySlotZeroOfTheMtpLayer) {
+  AttentionCase c(DType::kF32, DType::kF32);
+  const auto poison = [&](int64_t index) {
+    for (int64_t head = 0; head < c.nkv; ++head)
+      for (int64_t i = 0; i < c.d; ++i)
+        for (const TensorView& cache : {c.kv.k, c.kv.v}) Bed::set(cache, kv_offset(c.slots, c.slot, index, head, c.nkv, c.d) + i, std::nanf(""));
+  };
+  poison(0);
+  for (const int64_t index : {1, 2, 600}) EXPECT_LT(relative_rms(Bed::values(c.run(index, 1, 1)), c.reference(index, 1)), 3e-6) << index;
+}
+
+TEST(Attention, HalvesTheOutputWhereTheGateIsZero) {
+  AttentionCase c(DType::kF32, DType::kF32);
+  for (int64_t i = 0; i < c.gate.shape.num_elements(); ++i) Bed::set(c.gate, i, 100.0f);
+  const std::vector<float> open = Bed::values(c.run(30, 4));
+  for (int64_t i = 0; i < c.gate.shape.num_elements(); ++i) Bed::set(c.gate, i, 0.0f);
+  const std::vector<float> half = Bed::values(c.run(30, 4));
+  for (size_t i = 0; i < open.size(); ++i) EXPECT_EQ(half[i], open[i] * 0.5f);
+}
+
+TEST(Attention, SurvivesScoresThatOverflowAPlainExponential) {
+  AttentionCase c(DType::kF32, DType::kF32);
+  for (int64_t i = 0; i < c.query.shape.num_elements(); ++i) Bed::set(c.query, i, Bed::get(c.query, i) * 500.0f);
+  EXPECT_LT(relative_rms(Bed::values(c.run(1000, 1)), c.reference(1000)), 1e-3);  // scores near 10^4: their own f32 rounding shows
+}
+
+}  // namespace
+}  // namespace quern::ops::testing

@@ -1,0 +1,271 @@
+#include "ops/bed.h"
+#include "ops/cases.h"
+#include "ops/reference.h"
+
+namespace quern::ops::testing {
+namespace {
+
+constexpr int64_t kMaxDrafts = 4, kSlots = 3;
+
+/// Inputs of one sequence's layer, the weights, and a device whose slots hold NaN but for a cleared state.
+class GdnBed {
+ public:
+  GdnBed(const GdnExtent& extent, DType activation, DType ring, int threads = 2, int64_t max_length = 220)
+      : extent_(extent), activation_(activation), bed_(threads) {
+    problem_.num_k_heads = extent.nk;
+    problem_.num_v_heads = extent.nv;
+    problem_.d_k = extent.dk;
+    problem_.d_v = extent.dv;
+    problem_.k_head.assign(extent.k_head.begin(), extent.k_head.begin() + extent.nv);
+    problem_.k_max = kMaxDrafts;
+    problem_.activation = activation;
+    problem_.ring = ring;
+    channels_ = 2 * extent.nk * extent.dk + extent.nv * extent.dv;
+    Random random(71);
+    conv1d_ = bed_.tensor(DType::kBF16, {channels_, 4}, random.normals(channels_ * 4, 0.5f));
+    std::vector<float> a_log, dt_bias, norm;
+    for (int64_t i = 0; i < extent.nv; ++i) {
+      a_log.push_back(std::log(0.01f + 0.3f * static_cast<float>(random.uniform())));  // as observed at 27B
+      dt_bias.push_back(random.normal());
+    }
+    for (int64_t i = 0; i < extent.dv; ++i) norm.push_back(0.87f + 0.1f * random.normal());
+    a_log_ = bed_.tensor(DType::kBF16, {extent.nv}, a_log);
+    dt_bias_ = bed_.tensor(DType::kF32, {extent.nv}, rounded(dt_bias));
+    norm_ = bed_.tensor(DType::kF32, {extent.dv}, rounded(norm));
+    qkv_ = bed_.tensor(activation, {max_length, channels_}, random.normals(max_length * channels_));
+    z_ = bed_.tensor(activation, {max_length, extent.nv * extent.dv}, random.normals(max_length * extent.nv * extent.dv));
+    b_ = bed_.tensor(activation, {max_length, extent.nv}, random.normals(max_length * extent.nv));
+    a_ = bed_.tensor(activation, {max_length, extent.nv}, random.normals(max_length * extent.nv, 2.0f));
+    kernel_ = make_kernel<GdnMix>(bed_, problem_);
+    packed_ = &bed_.packed(*kernel_);
+    kernel_->pack({conv1d_, a_log_, dt_bias_, norm_}, *packed_, bed_.stream());
+
+    slots_ = make_slots(bed_, kSlots, kMaxDrafts, 1);
+    const int64_t ring_length = 64 + kMaxDrafts + 1, window = 3 + kMaxDrafts + 1;
+    state_.state = bed_.tensor(DType::kF32, {kSlots, extent.nv, extent.dv, extent.dk});
+    state_.ring_k = bed_.tensor(ring_dtype(), {kSlots, ring_length, extent.nk, extent.dk});
+    state_.ring_u = bed_.tensor(ring_dtype(), {kSlots, ring_length, extent.nv, extent.dv});
+    state_.ring_g = bed_.tensor(DType::kF32, {kSlots, ring_length, extent.nv});
+    state_.conv_window = bed_.tensor(activation, {kSlots, window, channels_});
+    state_.boundary_columns = bed_.tensor(activation, {kSlots, 3, channels_});
+    clear(0);
+  }
+
+  /// What state_copy and the worker do for a new sequence: the state is cleared, nothing else.
+  void clear(int64_t slot) {
+    bed_.stream().fill_zero(state_.state.at(slot));
+    slots_.cursor.data<int32_t>()[slot] = slots_.boundary.data<int32_t>()[slot] = 0;
+  }
+
+  /// Rows of tokens [first, first + rows) of the sequence as one run, `draft` of them possibly fed with other values than the sequence's:
+  /// row i uses the inputs of token `source[i]`. Returns the output.
+  TensorView enqueue(int64_t slot, const std::vector<int64_t>& source, RowKind kind, bool committed) {
+    const auto rows = static_cast<int64_t>(source.size());
+    const GdnInputs in{gather(qkv_, source), gather(z_, source), gather(b_, source), gather(a_, source)};
+    const TensorView out = bed_.tensor(activation_, {rows, extent_.nv * extent_.dv});
+    const Step step(bed_, {{static_cast<int32_t>(slot), 0, static_cast<int32_t>(rows), kind, committed}}, slots_);
+    Launch launch = bed_.launch(*kernel_, rows);
+    kernel_->enqueue(step.rows, in, *packed_, state_, {ActivationLayout::kPlain, out, {}}, launch);
+    return out;
+  }
+  /// What `sample` does at the end of a step.
+  void advance(int64_t slot, int64_t rows, int64_t accepted, bool committed) {
+    int32_t& cursor = slots_.cursor.data<int32_t>()[slot];
+    slots_.boundary.data<int32_t>()[slot] = static_cast<int32_t>((committed ? cursor + rows : cursor) / 64 * 64);
+    cursor += static_cast<int32_t>(accepted);
+  }
+  /// Committed rows of tokens [cursor, cursor + rows).
+  std::string feed(int64_t slot, int64_t rows, RowKind kind) {
+    const TensorView out = enqueue(slot, range(cursor(slot), rows), kind, true);
+    advance(slot, rows, rows, true);
+    return Bed::bytes(out);
+  }
+  std::string feed_all(int64_t slot, int64_t length, int64_t chunk, RowKind kind) {
+    std::string out;
+    while (cursor(slot) < length) out += feed(slot, std::min(chunk, length - cursor(slot)), kind);
+    return out;
+  }
+  /// A verify of [next token, drafts...], of which `accepted` rows prove right; the other drafts are other tokens' inputs.
+  std::string verify(int64_t slot, int64_t drafts, int64_t accepted) {
+    std::vector<int64_t> source = range(cursor(slot), drafts + 1);
+    for (int64_t i = accepted; i <= drafts; ++i) source[static_cast<size_t>(i)] = 219 - i;
+    const TensorView out = enqueue(slot, source, RowKind::kDecode, false);
+    advance(slot, drafts + 1, accepted, false);
+    return Bed::bytes(out).substr(0, static_cast<size_t>(accepted * extent_.nv * extent_.dv) * dtype_size(activation_));
+  }
+  static std::vector<int64_t> range(int64_t first, int64_t n) {
+    std::vector<int64_t> result;
+    for (int64_t i = 0; i < n; ++i) result.push_back(first + i);
+    return result;
+  }
+  int64_t cursor(int64_t slot) const { return slots_.cursor.data<int32_t>()[slot]; }
+  int64_t boundary(int64_t slot) const { return slots_.boundary.data<int32_t>()[slot]; }
+
+  /// Everything that later rows may read of a slot: state, ring rows since the boundary, the three columns before cursor and boundary.
+  std::string live_state(int64_t slot) {
+    std::string bytes = Bed::bytes(state_.state.at(slot));
+    for (int64_t index = boundary(slot); index < cursor(slot); ++index)
+      for (const TensorView* ring : {&state_.ring_k, &state_.ring_u, &state_.ring_g}) bytes += Bed::bytes(ring->at(slot).at(index % ring->shape[1]));
+    for (int64_t index = std::max<int64_t>(0, cursor(slot) - 3); index < cursor(slot); ++index)
+      bytes += Bed::bytes(state_.conv_window.at(slot).at(index % state_.conv_window.shape[1]));
+    if (boundary(slot) > 0) bytes += Bed::bytes(state_.boundary_columns.at(slot));
+    return bytes;
+  }
+
+  /// The recurrence in double precision over the first `length` tokens; the outputs of all of them.
+  Vector reference(int64_t length, Vector* state = nullptr) {
+    GdnReference reference{static_cast<size_t>(extent_.nk), static_cast<size_t>(extent_.nv), static_cast<size_t>(extent_.dk),
+                           static_cast<size_t>(extent_.dv), {problem_.k_head.begin(), problem_.k_head.end()}, Bed::doubles(conv1d_),
+                           Bed::doubles(a_log_),            Bed::doubles(dt_bias_),           Bed::doubles(norm_)};
+    Vector out;
+    for (int64_t i = 0; i < length; ++i)
+      for (const double y : reference.next(Bed::doubles(qkv_.at(i)), Bed::doubles(z_.at(i)), Bed::doubles(b_.at(i)), Bed::doubles(a_.at(i))))
+        out.push_back(y);
+    if (state != nullptr) *state = reference.state;
+    return out;
+  }
+  /// The stored state transposed to the reference's [nv, dk, dv].
+  std::vector<float> stored_state(int64_t slot) {
+    const std::vector<float> s = Bed::values(state_.state.at(slot));
+    std::vector<float> result(s.size());
+    for (int64_t h = 0; h < extent_.nv; ++h)
+      for (int64_t c = 0; c < extent_.dv; ++c)
+        for (int64_t i = 0; i < extent_.dk; ++i)
+          result[static_cast<size_t>((h * extent_.dk + i) * extent_.dv + c)] = s[static_cast<size_t>((h * extent_.dv + c) * extent_.dk + i)];
+    return result;
+  }
+  std::vector<float> floats(const std::string& bytes) {
+    const TensorView view = bed_.tensor(activation_, {static_cast<int64_t>(bytes.size() / dtype_size(activation_))});
+    std::memcpy(view.data<std::byte>(), bytes.data(), bytes.size());
+    return Bed::values(view);
+  }
+  GdnStateView& state() { return state_; }
+
+ private:
+  [[nodiscard]] DType ring_dtype() const { return problem_.ring; }
+  static std::vector<float> rounded(std::vector<float> x) {
+    for (float& value : x) value = round_bf16(value);
+    return x;
+  }
+  TensorView gather(const TensorView& all, const std::vector<int64_t>& source) {
+    const TensorView out = bed_.tensor(all.dtype, {static_cast<int64_t>(source.size()), all.shape[1]});
+    for (size_t i = 0; i < source.size(); ++i) bed_.stream().copy(all.at(source[i]), out.at(static_cast<int64_t>(i)));
+    return out;
+  }
+
+  GdnExtent extent_;
+  DType activation_;
+  Bed bed_;
+  GdnMix::Problem problem_;
+  int64_t channels_ = 0;
+  TensorView conv1d_, a_log_, dt_bias_, norm_, qkv_, z_, b_, a_;
+  std::unique_ptr<GdnMix::Kernel> kernel_;
+  Buffer* packed_ = nullptr;
+  SlotTables slots_;
+  GdnStateView state_;
+};
+
+TEST(GdnMix, EqualsTheRecurrenceForEveryHeadMapAndLength) {
+  for (const GdnExtent& extent : kGdnExtents)
+    for (const int64_t length : kGdnLengths) {
+      GdnBed bed(extent, DType::kF32, DType::kF32);
+      Vector state;
+      const Vector expected = bed.reference(length, &state);
+      const std::vector<float> out = bed.floats(bed.feed_all(0, length, length, RowKind::kPrompt));
+      // Sums of up to 64 + d_k products in f32, decays below one: errors do not grow along the sequence.
+      EXPECT_LT(relative_rms(out, expected), 5e-6) << extent.nk << "/" << extent.nv << ", length " << length;
+      EXPECT_EQ(bed.boundary(0), length / 64 * 64);
+      if (length % 64 == 0) {
+        EXPECT_LT(relative_rms(bed.stored_state(0), state), 5e-6) << "state at length " << length;
+      }
+    }
+}
+
+TEST(GdnMix, StaysNearTheRecurrenceInBf16WithARingInEitherDtype) {
+  for (const DType ring : {DType::kF32, DType::kBF16}) {
+    GdnBed bed(kGdnExtents[0], DType::kBF16, ring);
+    const Vector expected = bed.reference(200);
+    // y, beta and the output are rounded to bf16 (2^-9 relative at most each), k and u too where the ring is.
+    EXPECT_LT(relative_rms(bed.floats(bed.feed_all(0, 200, 64, RowKind::kPrompt)), expected), 1e-2) << dtype_name(ring);
+  }
+}
+
+TEST(GdnMix, GivesTheSameBitsForEveryCutKindAndNumberOfThreads) {
+  for (const DType ring : {DType::kF32, DType::kBF16})
+    for (const GdnExtent& extent : kGdnExtents) {
+      GdnBed whole(extent, DType::kBF16, ring);
+      const std::string expected = whole.feed_all(0, 200, 200, RowKind::kPrompt), state = whole.live_state(0);
+      for (const auto& [chunk, kind] : {std::pair{int64_t{64}, RowKind::kPrompt}, {1, RowKind::kDecode}, {7, RowKind::kDecode}, {64, RowKind::kDecode}, {199, RowKind::kPrompt}})
+        for (const int threads : {1, 3}) {
+          GdnBed bed(extent, DType::kBF16, ring, threads);
+          EXPECT_EQ(bed.feed_all(0, 200, chunk, kind), expected) << "rows at a time: " << chunk << ", threads: " << threads;
+          EXPECT_EQ(bed.live_state(0), state) << "rows at a time: " << chunk << ", threads: " << threads;
+        }
+    }
+}
+
+TEST(GdnMix, RollsBackToWhatWasAcceptedAlsoAcrossABoundary) {
+  for (const DType ring : {DType::kF32, DType::kBF16}) {
+    GdnBed plain(kGdnExtents[0], DType::kBF16, ring);
+    const std::string expected = plain.feed_all(0, 210, 1, RowKind::kDecode);
+    for (const int64_t prompt : {1, 5, 59, 60, 61, 62, 63, 64, 65, 126})
+      for (int64_t accepted = 1; accepted <= kMaxDrafts + 1; ++accepted) {
+        SCOPED_TRACE(fmt::format("prompt {}, {} of {} rows accepted", prompt, accepted, kMaxDrafts + 1));
+        GdnBed bed(kGdnExtents[0], DType::kBF16, ring);
+        std::string out = bed.feed_all(0, prompt, prompt, RowKind::kPrompt);
+        out += bed.verify(0, kMaxDrafts, accepted);
+        EXPECT_EQ(bed.boundary(0), prompt / 64 * 64) << "a verify stores no fold";
+        out += bed.verify(0, 2, 1);
+        while (bed.cursor(0) < 200) out += bed.verify(0, bed.cursor(0) % (kMaxDrafts + 1), bed.cursor(0) % 3 == 0 ? 1 : bed.cursor(0) % (kMaxDrafts + 1) + 1);
+        out += bed.feed(0, 210 - bed.cursor(0), RowKind::kDecode);
+        EXPECT_EQ(out, expected);
+        EXPECT_EQ(bed.live_state(0), plain.live_state(0));
+      }
+  }
+}
+
+TEST(GdnMix, KeepsTheStateOfTheBoundaryUntilAVerifyIsCommitted) {
+  GdnBed bed(kGdnExtents[0], DType::kF32, DType::kF32), plain(kGdnExtents[0], DType::kF32, DType::kF32);
+  bed.feed(0, 62, RowKind::kPrompt);
+  plain.feed(0, 64, RowKind::kPrompt);
+  const std::string before = Bed::bytes(bed.state().state.at(0));
+  bed.verify(0, 4, 5);  // rows 62 .. 66, all right: the cursor passes the boundary, the state does not
+  EXPECT_EQ(Bed::bytes(bed.state().state.at(0)), before);
+  bed.verify(0, 4, 1);
+  EXPECT_EQ(Bed::bytes(bed.state().state.at(0)), Bed::bytes(plain.state().state.at(0)));
+  EXPECT_EQ(Bed::bytes(bed.state().boundary_columns.at(0)), Bed::bytes(plain.state().boundary_columns.at(0)));
+  EXPECT_EQ(bed.boundary(0), 64);
+}
+
+TEST(GdnMix, MixesRunsOfSeveralSlotsAsIfAlone) {
+  const GdnExtent& extent = kGdnExtents[0];
+  GdnBed alone(extent, DType::kF32, DType::kF32), both(extent, DType::kF32, DType::kF32);
+  const std::string expected = alone.feed_all(0, 130, 64, RowKind::kPrompt);
+  both.clear(2);
+  std::string first, second;
+  while (both.cursor(0) < 130 || both.cursor(2) < 130) {  // interleaved, at different paces
+    if (both.cursor(0) < 130) first += both.feed(0, std::min<int64_t>(64, 130 - both.cursor(0)), RowKind::kPrompt);
+    if (both.cursor(2) < 130) second += both.feed(2, std::min<int64_t>(5, 130 - both.cursor(2)), RowKind::kDecode);
+  }
+  EXPECT_EQ(first, expected);
+  EXPECT_EQ(second, expected);
+  EXPECT_EQ(both.live_state(2), alone.live_state(0));
+  both.clear(0);  // the slot's last owner left a ring and a window behind
+  EXPECT_EQ(both.feed_all(0, 130, 64, RowKind::kPrompt), expected);
+}
+
+TEST(GdnMix, ReadsNothingOfUnusedRowsAndSlots) {
+  GdnBed bed(kGdnExtents[1], DType::kF32, DType::kF32);  // all that is unused holds NaN
+  for (const float y : bed.floats(bed.feed_all(0, 140, 3, RowKind::kDecode))) ASSERT_TRUE(std::isfinite(y));
+}
+
+TEST(GdnMix, RefusesARingOfEightBits) {
+  const auto& candidate = backends::kernel_table(Platform::kCpu).list<GdnMix>().candidates().back();
+  GdnMix::Problem problem;
+  EXPECT_TRUE(candidate.accepts(problem, DeviceTraits{}).accepted);
+  problem.ring = DType::kE4M3;
+  EXPECT_THAT(candidate.accepts(problem, DeviceTraits{}).reason, ::testing::HasSubstr("e4m3"));
+}
+
+}  // namespace
+}  // namespace quern::ops::testing

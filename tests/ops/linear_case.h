@@ -1,0 +1,53 @@
+#pragma once
+
+#include <optional>
+
+#include "ops/bed.h"
+#include "ops/reference.h"
+
+namespace quern::ops::testing {
+
+/// A weight of any scheme on the device, and the same matrix in double precision: the stored values times their scales, exactly.
+struct LinearCase {
+  LinearSource source;
+  Vector dense;  // [out, in]
+
+  LinearCase(Bed& bed, Random& random, const LinearShape& shape, int64_t row_offset = 0, int64_t column_offset = 0) {
+    source.shape = shape;
+    source.row_offset = row_offset;
+    source.column_offset = column_offset;
+    const int64_t out = shape.out_features, in = shape.in_features;
+    const float spread = 1.0f / std::sqrt(static_cast<float>(std::max<int64_t>(in, 1)));
+    const DType dtype = stored_dtype(shape.scheme);
+    source.weight = bed.tensor(dtype, {out, in});
+    const int64_t scale_rows = ceil_div(row_offset + out, kScaleBlock), scale_columns = ceil_div(column_offset + in, kScaleBlock);
+    std::vector<float> scales;
+    if (shape.scheme == WeightScheme::kFp8Block) scales.resize(static_cast<size_t>(scale_rows * scale_columns));
+    if (shape.scheme == WeightScheme::kFp8Channel) scales.resize(static_cast<size_t>(out));
+    if (shape.scheme == WeightScheme::kFp8Tensor) scales.resize(1);
+    for (float& scale : scales) scale = round_bf16(spread / 32.0f * static_cast<float>(0.5 + random.uniform()));
+    if (shape.scheme == WeightScheme::kFp8Block) source.scale = bed.tensor(DType::kF32, {scale_rows, scale_columns}, scales);
+    else if (!scales.empty()) source.scale = bed.tensor(DType::kF32, {std::ssize(scales)}, scales);
+    for (int64_t n = 0; n < out; ++n)
+      for (int64_t k = 0; k < in; ++k) {
+        const int64_t i = n * in + k;
+        double scale = 1;
+        if (shape.scheme == WeightScheme::kFp8Block)
+          scale = scales[static_cast<size_t>((row_offset + n) / kScaleBlock * scale_columns + (column_offset + k) / kScaleBlock)];
+        if (shape.scheme == WeightScheme::kFp8Channel) scale = scales[static_cast<size_t>(n)];
+        if (shape.scheme == WeightScheme::kFp8Tensor) scale = scales[0];
+        if (dtype == DType::kF16) source.weight.data<uint16_t>()[i] = random_half(random, spread);
+        else Bed::set(source.weight, i, random.normal() * (is_fp8(shape.scheme) ? 32.0f : spread));
+        dense.push_back(static_cast<double>(Bed::get(source.weight, i)) * scale);
+      }
+  }
+
+ private:
+  /// A half of roughly the wanted size: random sign and mantissa, exponent near log2(spread).
+  static uint16_t random_half(Random& random, float spread) {
+    const int exponent = std::max(1, 15 + static_cast<int>(std::floor(std::log2(spread))) - static_cast<int>(random.below(3)));
+    return static_cast<uint16_t>(random.below(2) << 15 | exponent << 10 | random.below(1024));
+  }
+};
+
+}  // namespace quern::ops::testing

@@ -1,0 +1,533 @@
+#include "ops/sample.h"
+
+#include <algorithm>
+#include <set>
+
+#include "ops/bed.h"
+#include "ops/random.h"
+
+namespace quern::ops::testing {
+namespace {
+
+constexpr int64_t kMaxDrafts = 3;
+
+/// One slot (number 1 of 3) with its tables; rows of logits are given per call.
+class Sampler {
+ public:
+  struct Answer {
+    std::vector<int32_t> tokens;
+    bool non_finite = false;
+    std::vector<float> logprobs;       // of the first token
+    std::vector<int32_t> logprob_ids;
+    int32_t rank = 0;
+  };
+
+  explicit Sampler(int64_t vocab, int64_t num_tokens = 0, int threads = 1) : vocab_(vocab), bed_(threads) {
+    kernel_ = make_kernel<Sample>(bed_, {vocab, num_tokens > 0 ? num_tokens : vocab, kMaxDrafts});
+    slots_ = make_slots(bed_, 3, kMaxDrafts, 1);
+    tables_.params = bed_.zeros(DType::kU8, {3, sizeof(SlotSampling)});
+    tables_.counts = bed_.zeros(DType::kI32, {3, vocab});
+    tables_.in_prompt = bed_.zeros(DType::kU8, {3, vocab});
+    out_.tokens = bed_.tensor(DType::kI32, {1, kMaxDrafts + 1});
+    out_.num_tokens = bed_.tensor(DType::kI32, {1});
+    out_.non_finite = bed_.tensor(DType::kI32, {1});
+    out_.logprobs = bed_.tensor(DType::kF32, {1, kMaxDrafts + 1, 1 + kMaxLogprobs});
+    out_.logprob_ids = bed_.tensor(DType::kI32, {1, kMaxDrafts + 1, 1 + kMaxLogprobs});
+    out_.chosen_rank = bed_.tensor(DType::kI32, {1, kMaxDrafts + 1});
+    workspace_ = bed_.launch(*kernel_, 1).workspace;
+    logits_ = bed_.tensor(DType::kF32, {kMaxDrafts + 1, vocab});
+    masks_ = bed_.tensor(DType::kI32, {kMaxDrafts + 1, (vocab + 31) / 32});
+  }
+
+  void set(const SamplingParams& params) { slot() = to_slot_sampling(params); }
+  SlotSampling& slot() { return tables_.params.data<SlotSampling>()[1]; }
+  int32_t& count(int32_t token) { return tables_.counts.data<int32_t>()[vocab_ + token]; }
+  void set_in_prompt(int32_t token) { tables_.in_prompt.data<uint8_t>()[vocab_ + token] = 1; }
+  int32_t& cursor() { return slots_.cursor.data<int32_t>()[1]; }
+  int32_t boundary() { return slots_.boundary.data<int32_t>()[1]; }
+  int32_t last_token() { return slots_.last_token.data<int32_t>()[1]; }
+  void set_drafts(const std::vector<int32_t>& drafts) { std::copy(drafts.begin(), drafts.end(), slots_.drafts.data<int32_t>() + kMaxDrafts); }
+  /// Allows exactly these tokens in every row.
+  void allow(const std::vector<int32_t>& tokens) {
+    std::memset(masks_.data<std::byte>(), 0, masks_.size_bytes());
+    for (int64_t row = 0; row <= kMaxDrafts; ++row)
+      for (const int32_t token : tokens) masks_.data<uint32_t>()[row * ((vocab_ + 31) / 32) + token / 32] |= 1u << (token % 32);
+    masked_ = true;
+  }
+
+  /// The last of `num_rows` rows is sampled.
+  Answer sample(const std::vector<float>& logits, int32_t num_rows = 1) {
+    return run({logits}, {1, num_rows, 0, true, masked_ ? 0 : -1});
+  }
+  Answer verify(const std::vector<std::vector<float>>& rows) {
+    return run(rows, {1, static_cast<int32_t>(rows.size()), 0, false, masked_ ? 0 : -1});
+  }
+  Answer skip(int32_t num_rows) { return run({}, {1, num_rows, -1, true, -1}); }
+
+ private:
+  Answer run(const std::vector<std::vector<float>>& rows, const SampleRun& run) {
+    for (size_t i = 0; i < rows.size(); ++i) std::copy(rows[i].begin(), rows[i].end(), logits_.data<float>() + static_cast<int64_t>(i) * vocab_);
+    Launch launch{bed_.stream(), workspace_};
+    kernel_->enqueue({&run, 1}, logits_, masks_, tables_, slots_, out_, launch);
+    Answer answer;
+    answer.non_finite = out_.non_finite.data<int32_t>()[0] != 0;
+    answer.tokens.assign(out_.tokens.data<int32_t>(), out_.tokens.data<int32_t>() + out_.num_tokens.data<int32_t>()[0]);
+    answer.logprobs.assign(out_.logprobs.data<float>(), out_.logprobs.data<float>() + 1 + kMaxLogprobs);
+    answer.logprob_ids.assign(out_.logprob_ids.data<int32_t>(), out_.logprob_ids.data<int32_t>() + 1 + kMaxLogprobs);
+    answer.rank = out_.chosen_rank.data<int32_t>()[0];
+    return answer;
+  }
+
+  int64_t vocab_;
+  Bed bed_;
+  std::unique_ptr<Sample::Kernel> kernel_;
+  SlotTables slots_;
+  SamplerTables tables_;
+  SampleOutput out_;
+  TensorView workspace_, logits_, masks_;
+  bool masked_ = false;
+};
+
+SamplingParams greedy() {
+  SamplingParams params;
+  params.temperature = 0;
+  return params;
+}
+
+/// Logits in which `token` wins by far.
+std::vector<float> peak(int64_t vocab, int32_t token) {
+  std::vector<float> logits(static_cast<size_t>(vocab), 0.0f);
+  logits[static_cast<size_t>(token)] = 50.0f;
+  return logits;
+}
+
+/// How often each token is drawn over `n` positions.
+std::vector<int> histogram(Sampler& sampler, const std::vector<float>& logits, int n) {
+  std::vector<int> counts(logits.size());
+  for (int i = 0; i < n; ++i) ++counts[static_cast<size_t>(sampler.sample(logits).tokens.at(0))];
+  return counts;
+}
+std::set<int> drawn(const std::vector<int>& counts) {
+  std::set<int> tokens;
+  for (size_t i = 0; i < counts.size(); ++i)
+    if (counts[i] > 0) tokens.insert(static_cast<int>(i));
+  return tokens;
+}
+
+TEST(Random, IsUniformAndNeverZeroOrOne) {
+  double sum = 0;
+  std::vector<int> buckets(16);
+  for (int32_t token = 0; token < 100000; ++token) {
+    const double u = uniform(draw_key(7, 3), token);
+    ASSERT_GT(u, 0.0);
+    ASSERT_LT(u, 1.0);
+    sum += u;
+    ++buckets[static_cast<size_t>(u * 16)];
+  }
+  EXPECT_NEAR(sum / 100000, 0.5, 5 * 0.2887 / std::sqrt(100000.0));
+  for (const int count : buckets) EXPECT_NEAR(count, 6250, 5 * 77);  // five sigma
+  EXPECT_TRUE(std::isfinite(gumbel(0x1p-53)));
+  EXPECT_TRUE(std::isfinite(gumbel(1 - 0x1p-53)));
+}
+
+TEST(Random, DependsOnSeedIndexAndToken) {
+  const float g = gumbel(1, 2, 3);
+  EXPECT_EQ(g, gumbel(1, 2, 3));
+  EXPECT_NE(g, gumbel(2, 2, 3));
+  EXPECT_NE(g, gumbel(1, 3, 3));
+  EXPECT_NE(g, gumbel(1, 2, 4));
+  EXPECT_NE(gumbel(1, 2, 3), gumbel(2, 1, 3));
+}
+
+TEST(Sample, GreedyTakesTheLargestAndTheLowestIdOnTies) {
+  Sampler sampler(100);
+  sampler.set(greedy());
+  std::vector<float> logits(100, -3.0f);
+  logits[70] = logits[20] = logits[99] = 2.5f;
+  EXPECT_EQ(sampler.sample(logits).tokens, (std::vector<int32_t>{20}));
+}
+
+TEST(Sample, NeverTakesAnIdWithoutText) {
+  Sampler sampler(100, 90);
+  sampler.set(greedy());
+  EXPECT_EQ(sampler.sample(peak(100, 95)).tokens, (std::vector<int32_t>{0}));
+  sampler.set({});
+  for (int i = 0; i < 50; ++i) EXPECT_LT(sampler.sample(peak(100, 95)).tokens.at(0), 90);
+}
+
+TEST(Sample, DrawsInProportionToTheProbabilities) {
+  Sampler sampler(6);
+  SamplingParams params;
+  params.temperature = 0.7f;
+  params.seed = 11;
+  sampler.set(params);
+  const std::vector<float> logits = {0.0f, 1.0f, -1.0f, 0.5f, 2.0f, -4.0f};
+  double total = 0;
+  for (const float logit : logits) total += std::exp(logit / 0.7);
+  constexpr int kDraws = 20000;
+  const std::vector<int> counts = histogram(sampler, logits, kDraws);
+  double chi_square = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double expected = kDraws * std::exp(logits[i] / 0.7) / total;
+    chi_square += (counts[i] - expected) * (counts[i] - expected) / expected;
+  }
+  EXPECT_LT(chi_square, 20.5);  // five degrees of freedom: exceeded once in a thousand seeds, and this seed is fixed
+}
+
+TEST(Sample, EqualsGumbelMaxComputedPlainly) {
+  Random random(5);
+  Sampler sampler(5000);
+  SamplingParams params;
+  params.temperature = 1.3f;
+  params.seed = 99;
+  sampler.set(params);
+  for (int round = 0; round < 40; ++round) {
+    const std::vector<float> logits = random.normals(5000, round % 2 == 0 ? 0.1f : 4.0f);
+    int32_t best = 0;
+    float best_score = -INFINITY;
+    for (int32_t id = 0; id < 5000; ++id) {
+      const float score = logits[static_cast<size_t>(id)] / 1.3f + gumbel(99, sampler.cursor() + 1, id);
+      if (score > best_score) best_score = score, best = id;
+    }
+    EXPECT_EQ(sampler.sample(logits).tokens, (std::vector<int32_t>{best}));
+  }
+}
+
+TEST(Sample, RepeatsItselfForASeedAndIndexAndDiffersForOthers) {
+  const std::vector<float> flat(1000, 0.0f);
+  const auto text = [&](uint64_t seed, int threads) {
+    Sampler sampler(1000, 0, threads);
+    SamplingParams params;
+    params.seed = seed;
+    sampler.set(params);
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < 20; ++i) tokens.push_back(sampler.sample(flat).tokens.at(0));
+    return tokens;
+  };
+  EXPECT_EQ(text(1, 1), text(1, 1));
+  EXPECT_EQ(text(1, 1), text(1, 3));
+  EXPECT_NE(text(1, 1), text(2, 1));
+  const std::vector<int32_t> tokens = text(1, 1);
+  EXPECT_GT(std::set<int32_t>(tokens.begin(), tokens.end()).size(), 15u);
+}
+
+TEST(Sample, TopKKeepsTheKMostLikelyAndTheLowestIdsOnTies) {
+  Sampler sampler(50);
+  SamplingParams params;
+  params.top_k = 3;
+  sampler.set(params);
+  std::vector<float> logits(50, 0.0f);
+  logits[40] = 1.0f;
+  logits[30] = logits[20] = logits[10] = 0.9f;  // two of these three fit
+  EXPECT_EQ(drawn(histogram(sampler, logits, 400)), (std::set<int>{10, 20, 40}));
+  for (const int32_t off : {0, -1, 50, 1000}) {
+    params.top_k = off;
+    sampler.set(params);
+    EXPECT_GT(drawn(histogram(sampler, logits, 400)).size(), 40u) << off;
+  }
+  params.top_k = 1;
+  sampler.set(params);
+  EXPECT_EQ(drawn(histogram(sampler, logits, 50)), (std::set<int>{40}));
+}
+
+TEST(Sample, TopKAboveTheHeapKeepsTheSameSet) {
+  Random random(21);
+  Sampler sampler(5000);
+  SamplingParams params;
+  params.top_k = 1500;
+  params.temperature = 100.0f;  // nearly flat: many different tokens are drawn
+  sampler.set(params);
+  const std::vector<float> logits = random.normals(5000);
+  std::vector<float> sorted = logits;
+  std::sort(sorted.rbegin(), sorted.rend());
+  for (const int token : drawn(histogram(sampler, logits, 2000))) EXPECT_GE(logits[static_cast<size_t>(token)], sorted[1499]);
+}
+
+TEST(Sample, TopPKeepsTheShortestPrefixThatHoldsP) {
+  const std::vector<float> logits = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
+  for (const auto& [p, expected] : {std::pair{0.39f, std::set<int>{1}}, {0.41f, {1, 3}}, {0.69f, {1, 3}}, {0.71f, {1, 2, 3}}, {0.95f, {0, 1, 2, 3}}, {1.0f, {0, 1, 2, 3}}, {1e-6f, {1}}}) {
+    Sampler sampler(4);
+    SamplingParams params;
+    params.top_p = p;
+    sampler.set(params);
+    EXPECT_EQ(drawn(histogram(sampler, logits, 500)), expected) << p;
+  }
+}
+
+TEST(Sample, TopPOfAFlatDistributionOverALargeVocabularyIsRight) {
+  Sampler sampler(20000);
+  SamplingParams params;
+  params.top_p = 0.5f;
+  sampler.set(params);
+  std::vector<float> logits(20000);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = -1e-5f * static_cast<float>(i);  // falls slowly: half of the mass is in about the first 9500
+  double total = 0, prefix = 0;
+  for (const float logit : logits) total += std::exp(logit);
+  int kept = 0;
+  while (prefix < 0.5 * total) prefix += std::exp(logits[static_cast<size_t>(kept++)]);
+  const std::set<int> tokens = drawn(histogram(sampler, logits, 300));
+  EXPECT_LT(*tokens.rbegin(), kept + 2);
+  EXPECT_GT(*tokens.rbegin(), kept * 9 / 10);
+}
+
+TEST(Sample, TopKComesBeforeTopP) {
+  // Of the two tokens that top-k leaves, the first holds 4/7 of the probability.
+  const std::vector<float> logits = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
+  Sampler sampler(4);
+  SamplingParams params;
+  params.top_k = 2;
+  params.top_p = 0.5f;  // of all four: {1, 3}
+  sampler.set(params);
+  EXPECT_EQ(drawn(histogram(sampler, logits, 300)), (std::set<int>{1}));
+}
+
+TEST(Sample, MinPDropsWhatIsFarBelowTheBest) {
+  const std::vector<float> logits = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
+  for (const auto& [p, expected] : {std::pair{0.6f, std::set<int>{1, 3}}, {0.4f, {1, 2, 3}}, {0.0f, {0, 1, 2, 3}}, {1.0f, {1}}}) {
+    Sampler sampler(4);
+    SamplingParams params;
+    params.min_p = p;
+    sampler.set(params);
+    EXPECT_EQ(drawn(histogram(sampler, logits, 500)), expected) << p;
+  }
+}
+
+TEST(Sample, PenaltiesActOnWhatOutputAndPromptHold) {
+  Sampler sampler(10);
+  SamplingParams params = greedy();
+  params.frequency_penalty = 1.0f;
+  sampler.set(params);
+  std::vector<float> logits(10, 0.0f);
+  logits[3] = 2.5f;
+  logits[7] = 1.0f;
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < 4; ++i) tokens.push_back(sampler.sample(logits).tokens.at(0));
+  EXPECT_EQ(tokens, (std::vector<int32_t>{3, 3, 7, 3}));  // 2.5; 1.5; 0.5 < 1; 0.5 > 0
+
+  params = greedy();
+  params.presence_penalty = 2.0f;
+  sampler.set(params);
+  for (int32_t id = 0; id < 10; ++id) sampler.count(id) = id == 3 ? 5 : 0;
+  EXPECT_EQ(sampler.sample(logits).tokens.at(0), 7) << "presence counts once: 2.5 - 2 < 1";
+
+  params = greedy();
+  params.repetition_penalty = 5.0f;
+  sampler.set(params);
+  for (int32_t id = 0; id < 10; ++id) sampler.count(id) = 0;
+  EXPECT_EQ(sampler.sample(logits).tokens.at(0), 3);
+  sampler.count(3) = 0;
+  sampler.set_in_prompt(3);
+  EXPECT_EQ(sampler.sample(logits).tokens.at(0), 7) << "2.5 / 5 < 1";
+  std::vector<float> negative(10, -1.0f);
+  negative[3] = -0.5f;
+  sampler.count(7) = 0;
+  EXPECT_EQ(sampler.sample(negative).tokens.at(0), 0) << "-0.5 * 5 < -1";
+}
+
+TEST(Sample, BiasComesFirstAndMayForceOrBan) {
+  Sampler sampler(10);
+  SamplingParams params = greedy();
+  params.logit_bias = {{4, 100.0f}, {2, -100.0f}};
+  sampler.set(params);
+  EXPECT_EQ(sampler.sample(peak(10, 2)).tokens.at(0), 4);
+}
+
+TEST(Sample, MasksStopIdsUntilMinTokens) {
+  Sampler sampler(10);
+  SamplingParams params = greedy();
+  params.min_tokens = 2;
+  params.stop_ids = {5};
+  sampler.set(params);
+  std::vector<float> logits = peak(10, 5);
+  logits[8] = 1.0f;
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < 3; ++i) tokens.push_back(sampler.sample(logits).tokens.at(0));
+  EXPECT_EQ(tokens, (std::vector<int32_t>{8, 8, 5}));
+}
+
+TEST(Sample, ObeysTheGrammarMaskAndFailsWhereNothingIsAllowed) {
+  for (const float temperature : {0.0f, 1.0f}) {
+    Sampler sampler(70);
+    SamplingParams params;
+    params.temperature = temperature;
+    params.top_k = 5;
+    sampler.set(params);
+    sampler.allow({33, 64});
+    for (int i = 0; i < 20; ++i) EXPECT_THAT(sampler.sample(peak(70, 2)).tokens.at(0), ::testing::AnyOf(33, 64));
+    sampler.allow({});
+    const auto answer = sampler.sample(peak(70, 2));
+    EXPECT_TRUE(answer.non_finite);
+    EXPECT_TRUE(answer.tokens.empty());
+  }
+}
+
+TEST(Sample, FailsOnNonFiniteLogitsAndEmitsNothing) {
+  for (const float bad : {NAN, INFINITY, -INFINITY})
+    for (const float temperature : {0.0f, 1.0f}) {
+      Sampler sampler(100, 90);
+      SamplingParams params;
+      params.temperature = temperature;
+      sampler.set(params);
+      std::vector<float> logits = peak(100, 3);
+      logits[97] = bad;  // even where no text is
+      const auto answer = sampler.sample(logits);
+      EXPECT_TRUE(answer.non_finite);
+      EXPECT_TRUE(answer.tokens.empty());
+      EXPECT_EQ(sampler.slot().num_generated, 0);
+      EXPECT_FALSE(sampler.sample(peak(100, 3)).non_finite);
+    }
+}
+
+TEST(Sample, ReportsLogprobsOfTheRawDistribution) {
+  Sampler sampler(50);
+  SamplingParams params = greedy();
+  params.num_logprobs = 3;
+  params.logit_bias = {{9, 100.0f}};  // chosen, though only fourth by itself
+  sampler.set(params);
+  std::vector<float> logits(50, -2.0f);
+  logits[5] = 3.0f;
+  logits[6] = 2.0f;
+  logits[9] = logits[8] = 1.0f;
+  double total = 0;
+  for (const float logit : logits) total += std::exp(logit);
+  const auto answer = sampler.sample(logits);
+  EXPECT_EQ(answer.tokens.at(0), 9);
+  EXPECT_EQ(answer.rank, 4);
+  EXPECT_EQ((std::vector<int32_t>(answer.logprob_ids.begin(), answer.logprob_ids.begin() + 4)), (std::vector<int32_t>{9, 5, 6, 8}));
+  const std::vector<float> expected = {1.0f, 3.0f, 2.0f, 1.0f};
+  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(answer.logprobs[i], expected[i] - std::log(total), 1e-6);
+}
+
+TEST(Sample, KeepsLogprobsFinite) {
+  Sampler sampler(10);
+  SamplingParams params = greedy();
+  params.num_logprobs = 2;
+  params.logit_bias = {{4, 1e30f}};
+  sampler.set(params);
+  std::vector<float> logits(10, -1e20f);
+  logits[0] = 1e20f;
+  const auto answer = sampler.sample(logits);
+  EXPECT_EQ(answer.tokens.at(0), 4);
+  EXPECT_EQ(answer.logprobs[0], -9999.0f);
+  EXPECT_EQ(answer.logprobs[1], 0.0f);
+}
+
+TEST(Sample, AdvancesCursorBoundaryAndLastToken) {
+  Sampler sampler(10);
+  sampler.set(greedy());
+  EXPECT_TRUE(sampler.skip(63).tokens.empty());
+  EXPECT_EQ(sampler.cursor(), 63);
+  EXPECT_EQ(sampler.boundary(), 0);
+  EXPECT_EQ(sampler.sample(peak(10, 4)).tokens, (std::vector<int32_t>{4}));
+  EXPECT_EQ(sampler.cursor(), 64);
+  EXPECT_EQ(sampler.boundary(), 64) << "a committed run folds where it ends";
+  EXPECT_EQ(sampler.last_token(), 4);
+  EXPECT_EQ(sampler.count(4), 1);
+  EXPECT_EQ(sampler.slot().num_generated, 1);
+  sampler.sample(peak(10, 5), 70);
+  EXPECT_EQ(sampler.cursor(), 134);
+  EXPECT_EQ(sampler.boundary(), 128);
+}
+
+TEST(Sample, AcceptsDraftsUntilTheFirstMismatch) {
+  for (int32_t matching = 0; matching <= 3; ++matching) {
+    Sampler sampler(20);
+    sampler.set(greedy());
+    sampler.cursor() = 62;
+    const std::vector<int32_t> target = {3, 5, 7, 9};
+    std::vector<int32_t> drafts = {3, 5, 7};
+    if (matching < 3) drafts[static_cast<size_t>(matching)] = 19;
+    sampler.set_drafts(drafts);
+    std::vector<std::vector<float>> rows;
+    for (const int32_t token : target) rows.push_back(peak(20, token));
+    const auto answer = sampler.verify(rows);
+    EXPECT_EQ(answer.tokens, std::vector<int32_t>(target.begin(), target.begin() + matching + 1));
+    EXPECT_EQ(sampler.cursor(), 62 + matching + 1);
+    EXPECT_EQ(sampler.boundary(), 0) << "a verify stores no fold";
+    EXPECT_EQ(sampler.last_token(), target[static_cast<size_t>(matching)]);
+    EXPECT_EQ(sampler.slot().num_generated, matching + 1);
+  }
+}
+
+TEST(Sample, AcceptsNothingAfterAStop) {
+  Sampler sampler(20);
+  SamplingParams params = greedy();
+  params.stop_ids = {5};
+  sampler.set(params);
+  sampler.set_drafts({3, 5, 7});
+  const auto answer = sampler.verify({peak(20, 3), peak(20, 5), peak(20, 7), peak(20, 9)});
+  EXPECT_EQ(answer.tokens, (std::vector<int32_t>{3, 5}));
+  EXPECT_EQ(sampler.cursor(), 2);
+  EXPECT_EQ(sampler.count(7), 0);
+}
+
+TEST(Sample, WritesTheSameTextWithDraftsAsWithout) {
+  // Penalties, min_tokens and seeds all depend on what was accepted before: right drafts, wrong drafts and none must agree.
+  Random random(77);
+  constexpr int64_t kVocab = 40;
+  std::vector<std::vector<float>> logits;  // of the row at each index
+  for (int i = 0; i < 120; ++i) logits.push_back(random.normals(kVocab, 2.0f));
+  SamplingParams params;
+  params.temperature = 0.8f;
+  params.top_k = 12;
+  params.top_p = 0.9f;
+  params.presence_penalty = 0.7f;
+  params.frequency_penalty = 0.3f;
+  params.repetition_penalty = 1.2f;
+  params.min_tokens = 30;
+  params.seed = 4;
+  Sampler plain(kVocab);
+  plain.set(params);
+  std::vector<int32_t> expected;
+  for (int i = 0; i < 100; ++i) expected.push_back(plain.sample(logits[static_cast<size_t>(i)]).tokens.at(0));
+
+  Sampler drafted(kVocab);
+  drafted.set(params);
+  std::vector<int32_t> text;
+  int accepted = 0, verifies = 0;
+  while (text.size() < 100) {
+    const size_t at = text.size();
+    std::vector<int32_t> drafts;
+    for (size_t i = 0; i < 3; ++i) {
+      const int32_t right = at + i < 100 ? expected[at + i] : 0;
+      drafts.push_back(random.below(3) > 0 ? right : (right + 1) % static_cast<int32_t>(kVocab));
+    }
+    drafted.set_drafts(drafts);
+    const auto answer = drafted.verify({logits[at], logits[at + 1], logits[at + 2], logits[at + 3]});
+    text.insert(text.end(), answer.tokens.begin(), answer.tokens.end());
+    accepted += static_cast<int>(answer.tokens.size()) - 1;
+    ++verifies;
+  }
+  text.resize(100);
+  EXPECT_EQ(text, expected);
+  EXPECT_GT(accepted, 20);
+  EXPECT_GT(verifies, 26);
+}
+
+TEST(Sample, TakesBackDraftsBeforeANonFiniteRow) {
+  Sampler sampler(20);
+  sampler.set(greedy());
+  sampler.set_drafts({3, 5, 7});
+  std::vector<float> bad = peak(20, 5);
+  bad[0] = NAN;
+  const auto answer = sampler.verify({peak(20, 3), bad, peak(20, 7), peak(20, 9)});
+  EXPECT_TRUE(answer.non_finite);
+  EXPECT_TRUE(answer.tokens.empty());
+  EXPECT_EQ(sampler.cursor(), 0);
+  EXPECT_EQ(sampler.count(3), 0);
+  EXPECT_EQ(sampler.slot().num_generated, 0);
+}
+
+TEST(Sample, FindsTheArgmaxOfDraftRows) {
+  Bed bed;
+  const auto kernel = make_kernel<Sample>(bed, {100, 90, 0});
+  std::vector<float> logits = peak(100, 95);
+  logits[40] = logits[60] = 5.0f;
+  const TensorView ids = bed.tensor(DType::kI32, {1});
+  Launch launch = bed.launch(*kernel, 1);
+  kernel->enqueue_argmax(bed.tensor(DType::kF32, {1, 100}, logits), ids, launch);
+  EXPECT_EQ(ids.data<int32_t>()[0], 40);
+}
+
+}  // namespace
+}  // namespace quern::ops::testing
