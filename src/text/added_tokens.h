@@ -51,8 +51,8 @@ class AddedTokenMatcher {
   [[nodiscard]] std::span<const Literal> literals_from(char first_byte) const;
   [[nodiscard]] size_t next_candidate(std::string_view text, size_t from) const;
 
-  std::vector<Literal> literals_;             // by first byte, then longest first
-  std::array<uint32_t, 257> first_byte_{};    // literals_[first_byte_[b] .. first_byte_[b + 1]) begin with byte b
+  std::vector<Literal> literals_;           // by first byte, then longest first
+  std::array<uint32_t, 257> first_byte_{};  // literals_[first_byte_[b] .. first_byte_[b + 1]) begin with byte b
 };
 
 }  // namespace quern::text

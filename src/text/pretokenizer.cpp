@@ -29,8 +29,12 @@ bool is_line_break(char c) { return c == '\r' || c == '\n'; }
 size_t contraction(std::string_view text) {
   const auto lower = [&](size_t i) { return i < text.size() ? static_cast<char>(text[i] | 0x20) : '\0'; };
   switch (lower(1)) {
-    case 's': case 't': case 'm': case 'd': return 2;
-    case 'r': case 'v': return lower(2) == 'e' ? 3 : 0;
+    case 's':
+    case 't':
+    case 'm':
+    case 'd': return 2;
+    case 'r':
+    case 'v': return lower(2) == 'e' ? 3 : 0;
     case 'l': return lower(2) == 'l' ? 3 : 0;
     default: return text.substr(1, 2) == "\u017F" ? 3 : 0;
   }
@@ -40,12 +44,8 @@ size_t contraction(std::string_view text) {
 /// punctuation, and each of these classes ends in an alternative that takes at least one, so there are no gaps.
 template <bool kMarksJoinWords>
 size_t next_qwen_piece(std::string_view text) {
-  const auto is_word = [](Char c) {
-    return c.category == Category::kLetter || (kMarksJoinWords && c.category == Category::kMark);
-  };
-  const auto is_punctuation = [](Char c) {
-    return c.category == Category::kOther || (!kMarksJoinWords && c.category == Category::kMark);
-  };
+  const auto is_word = [](Char c) { return c.category == Category::kLetter || (kMarksJoinWords && c.category == Category::kMark); };
+  const auto is_punctuation = [](Char c) { return c.category == Category::kOther || (!kMarksJoinWords && c.category == Category::kMark); };
   const auto skip_word = [&](size_t at) {
     while (at < text.size()) {
       const Char c = char_at(text, at);

@@ -66,14 +66,16 @@ Result<Tokenizer> Tokenizer::from_spec(TokenizerSpec spec) {
     entry = {std::move(token.bytes), Kind::kBase};
   }
   for (size_t byte = 0; byte < byte_tokens.size(); ++byte) {
-    if (byte_tokens[byte] < 0) return invalid_argument("model.vocab has no token for the byte 0x{:02X}; is it a byte-level vocabulary?", byte);
+    if (byte_tokens[byte] < 0)
+      return invalid_argument("model.vocab has no token for the byte 0x{:02X}; is it a byte-level vocabulary?", byte);
   }
 
   ASSIGN_OR_RETURN(NfcNormalizer nfc, NfcNormalizer::create());
   for (AddedToken& token : spec.added_tokens) {
     Entry& entry = entries[static_cast<size_t>(token.id)];
     if (entry.kind != Kind::kUndefined && entry.bytes != token.content) {
-      return invalid_argument("added token \"{}\" has the id {}, which is \"{}\" already", token.content, token.id, to_valid_utf8(entry.bytes));
+      return invalid_argument("added token \"{}\" has the id {}, which is \"{}\" already", token.content, token.id,
+                              to_valid_utf8(entry.bytes));
     }
     entry = {token.content, token.special ? Kind::kSpecial : Kind::kAdded};
     if (std::string storage; token.normalized && spec.nfc) token.content = std::string(nfc.normalize(token.content, storage));

@@ -74,10 +74,11 @@ Result<SplitPattern> parse_split(const SortedJson& split) {
   const std::string regex = pattern ? string_member(*pattern, "Regex") : "";
   const auto found = find_split_pattern(regex);
   if (!found) {
-    return make_error(ErrorCode::kUnsupported,
-                      "the pre-tokenizer's pattern is not supported: {}\nsupported are those of Qwen2 to Qwen3: {}\nand of Qwen3.5 and later: {}",
-                      pattern ? pattern->dump(-1, ' ', false, SortedJson::error_handler_t::replace) : "none",
-                      regex_of(SplitPattern::kQwen2), regex_of(SplitPattern::kQwen3_5));
+    return make_error(
+        ErrorCode::kUnsupported,
+        "the pre-tokenizer's pattern is not supported: {}\nsupported are those of Qwen2 to Qwen3: {}\nand of Qwen3.5 and later: {}",
+        pattern ? pattern->dump(-1, ' ', false, SortedJson::error_handler_t::replace) : "none", regex_of(SplitPattern::kQwen2),
+        regex_of(SplitPattern::kQwen3_5));
   }
   if (const std::string behavior = string_member(split, "behavior"); behavior != "Isolated") {
     return make_error(ErrorCode::kUnsupported, "pre-tokenizer Split with behavior \"{}\" is not supported; \"Isolated\" is", behavior);
@@ -89,7 +90,8 @@ Result<SplitPattern> parse_split(const SortedJson& split) {
 /// Split by a known pattern, then ByteLevel; or ByteLevel alone.
 Result<SplitPattern> parse_pre_tokenizer(const SortedJson& root) {
   const SortedJson* pre_tokenizer = member(root, "pre_tokenizer");
-  if (!pre_tokenizer) return make_error(ErrorCode::kUnsupported, "no pre_tokenizer; Split and ByteLevel, or ByteLevel alone, are supported");
+  if (!pre_tokenizer)
+    return make_error(ErrorCode::kUnsupported, "no pre_tokenizer; Split and ByteLevel, or ByteLevel alone, are supported");
   const auto parts = parts_of(*pre_tokenizer, "pretokenizers");
   SplitPattern pattern = SplitPattern::kNone;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -99,9 +101,10 @@ Result<SplitPattern> parse_pre_tokenizer(const SortedJson& root) {
     } else if (type == "ByteLevel" && i + 1 == parts.size()) {
       RETURN_IF_ERROR(refuse_flags(*parts[i], "pre-tokenizer ByteLevel", {"add_prefix_space", "use_regex"}, true));
     } else {
-      return make_error(ErrorCode::kUnsupported,
-                        "pre-tokenizer {} (part {} of {}) is not supported; a Split with a known pattern followed by ByteLevel, or ByteLevel alone, is",
-                        describe(*parts[i]), i + 1, parts.size());
+      return make_error(
+          ErrorCode::kUnsupported,
+          "pre-tokenizer {} (part {} of {}) is not supported; a Split with a known pattern followed by ByteLevel, or ByteLevel alone, is",
+          describe(*parts[i]), i + 1, parts.size());
     }
   }
   if (parts.empty() || string_member(*parts.back(), "type") != "ByteLevel") {
@@ -211,7 +214,9 @@ Result<void> parse_merges(const SortedJson& model, const IdOfWritten& ids, Token
   std::string both;
   for (const SortedJson& merge : *merges) {
     const auto pair = merge_pair(merge);
-    if (!pair) return invalid_argument("model.merges[{}]: expected \"left right\" or [\"left\", \"right\"], found {}", spec.merges.size(), merge.dump());
+    if (!pair)
+      return invalid_argument("model.merges[{}]: expected \"left right\" or [\"left\", \"right\"], found {}", spec.merges.size(),
+                              merge.dump());
     both.assign(pair->first).append(pair->second);
     std::array<int32_t, 3> found{};
     const std::array<std::string_view, 3> wanted{pair->first, pair->second, both};
@@ -273,7 +278,8 @@ Result<void> add_tokens_of_config(std::string_view tokenizer_config, TokenizerSp
     const auto [end, failure] = std::from_chars(key.data(), key.data() + key.size(), id);
     const bool is_number = failure == std::errc() && end == key.data() + key.size();
     ASSIGN_OR_RETURN(AddedToken added, parse_added_token(token, is_number ? token_id(id) : std::nullopt));
-    const auto known = std::find_if(spec.added_tokens.begin(), spec.added_tokens.end(), [&](const AddedToken& t) { return t.id == added.id; });
+    const auto known =
+        std::find_if(spec.added_tokens.begin(), spec.added_tokens.end(), [&](const AddedToken& t) { return t.id == added.id; });
     if (known == spec.added_tokens.end()) {
       spec.added_tokens.push_back(std::move(added));
     } else if (known->content != added.content) {

@@ -8,9 +8,9 @@ namespace quern::text {
 enum class Category : uint8_t { kOther, kLetter, kMark, kNumber, kSpace };
 
 namespace internal {
-constexpr uint32_t kCategoryBlockSize = 128;           // code points a block; two categories a byte, the lower one first
-constexpr uint32_t kNumCategoryBlockIndexes = 7172;    // what lies beyond is kOther
-extern const uint8_t kBlockOfCodePoint[];              // generated: unicode_category_table.cpp
+constexpr uint32_t kCategoryBlockSize = 128;         // code points a block; two categories a byte, the lower one first
+constexpr uint32_t kNumCategoryBlockIndexes = 7172;  // what lies beyond is kOther
+extern const uint8_t kBlockOfCodePoint[];            // generated: unicode_category_table.cpp
 extern const uint8_t kCategoryBlocks[];
 }  // namespace internal
 

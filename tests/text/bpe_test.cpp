@@ -59,7 +59,10 @@ TEST(Bpe, FollowsTheDefinitionOnPiecesOfEveryLength) {
   std::vector<Merge> merges;
   SplitMix64 rng(7);
   int32_t next = 256;
-  const auto any = [&]() { return rng.next() % 3 != 0 || next == 256 ? static_cast<int32_t>('a' + rng.next() % 3) : static_cast<int32_t>(256 + rng.next() % (next - 256)); };
+  const auto any = [&]() {
+    return rng.next() % 3 != 0 || next == 256 ? static_cast<int32_t>('a' + rng.next() % 3)
+                                              : static_cast<int32_t>(256 + rng.next() % (next - 256));
+  };
   for (int i = 0; i < 60; ++i) {
     const int32_t left = any(), right = any();
     const bool known = std::any_of(merges.begin(), merges.end(), [&](const Merge& m) { return m.left == left && m.right == right; });

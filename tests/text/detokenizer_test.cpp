@@ -49,7 +49,8 @@ TEST(StreamingDetokenizer, JoinsCharactersOverSkippedAndUndefinedTokens) {
 }
 
 TEST(StreamingDetokenizer, EqualsDecodeForEveryPrefixOfAText) {
-  const auto ids = standin().encode("👨‍👩‍👧 naïve — 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \U00050000 คำ <think>हिन्दी</think><|im_end|>");
+  const auto ids = standin().encode(
+      "👨‍👩‍👧 naïve — 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \U00050000 คำ <think>हिन्दी</think><|im_end|>");
   for (size_t length = 0; length <= ids.size(); ++length) {
     const std::span<const int32_t> prefix(ids.data(), length);
     std::string text;

@@ -26,13 +26,13 @@ TEST(UnicodeCategory, FollowsUnicode16) {
   EXPECT_EQ(category_of(0x0301), Category::kMark);
   EXPECT_EQ(category_of(0x00A0), Category::kSpace);
   EXPECT_EQ(category_of(0x0085), Category::kSpace);
-  EXPECT_EQ(category_of(0x001C), Category::kOther);   // not White_Space
-  EXPECT_EQ(category_of(0x180E), Category::kOther);   // no longer White_Space
-  EXPECT_EQ(category_of(0x2167), Category::kNumber);  // Roman numeral eight: Nl
+  EXPECT_EQ(category_of(0x001C), Category::kOther);    // not White_Space
+  EXPECT_EQ(category_of(0x180E), Category::kOther);    // no longer White_Space
+  EXPECT_EQ(category_of(0x2167), Category::kNumber);   // Roman numeral eight: Nl
   EXPECT_EQ(category_of(0x10D50), Category::kLetter);  // Garay, new in 16.0
   EXPECT_EQ(category_of(0x10D69), Category::kMark);
   EXPECT_EQ(category_of(0x10D40), Category::kNumber);
-  EXPECT_EQ(category_of(0xE01EF), Category::kMark);    // the last mark
+  EXPECT_EQ(category_of(0xE01EF), Category::kMark);  // the last mark
   EXPECT_EQ(category_of(0xE0200), Category::kOther);
   EXPECT_EQ(category_of(0x10FFFF), Category::kOther);
 }
@@ -83,7 +83,8 @@ TEST(Pretokenizer, JoinsMarksToWordsSinceQwen3_5Only) {
 TEST(Pretokenizer, TakesAllTextAsOnePieceWithoutAPattern) { EXPECT_THAT(pieces(SplitPattern::kNone, "a b\n1"), ElementsAre("a b\n1")); }
 
 TEST(Pretokenizer, KnowsItsPatternsByTheirSourceText) {
-  for (const SplitPattern pattern : {SplitPattern::kQwen2, SplitPattern::kQwen3_5}) EXPECT_EQ(find_split_pattern(regex_of(pattern)), pattern);
+  for (const SplitPattern pattern : {SplitPattern::kQwen2, SplitPattern::kQwen3_5})
+    EXPECT_EQ(find_split_pattern(regex_of(pattern)), pattern);
   EXPECT_EQ(find_split_pattern(R"(\p{L}+)"), std::nullopt);
   EXPECT_EQ(find_split_pattern(""), std::nullopt);
 }

@@ -66,9 +66,7 @@ uint32_t hash_text(std::string_view text) {
   return static_cast<uint32_t>(hash >> 32 ^ hash);
 }
 
-uint32_t hash_ids(std::span<const int32_t> ids) {
-  return hash_text({reinterpret_cast<const char*>(ids.data()), ids.size_bytes()});
-}
+uint32_t hash_ids(std::span<const int32_t> ids) { return hash_text({reinterpret_cast<const char*>(ids.data()), ids.size_bytes()}); }
 
 std::string streamed(const Tokenizer& tokenizer, std::span<const int32_t> ids, bool skip_special_tokens) {
   StreamingDetokenizer stream(tokenizer, skip_special_tokens);
@@ -108,7 +106,8 @@ TEST(TokenizerGolden, DecodesAsHuggingFaceAtOnceAndStreamed) {
   for (size_t i = 0; i < goldens().strings.size(); ++i) {
     const auto ids = standin().encode(goldens().strings[i]);
     const std::string text = standin().decode(ids, false);
-    ASSERT_EQ(hash_text(text), goldens().decoded[i]) << "string " << i << ": " << ::testing::PrintToString(goldens().strings[i].substr(0, 200));
+    ASSERT_EQ(hash_text(text), goldens().decoded[i])
+        << "string " << i << ": " << ::testing::PrintToString(goldens().strings[i].substr(0, 200));
     ASSERT_EQ(streamed(standin(), ids, false), text) << "string " << i;
   }
 }

@@ -44,10 +44,12 @@ inline Json tiny_tokenizer_json() {
   vocab["he"] = 256;
   vocab["hey"] = 257;
   const auto added = [](int id, std::string_view content, bool special) {
-    return Json{{"id", id}, {"content", content}, {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false}, {"special", special}};
+    return Json{{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
+                {"rstrip", false}, {"normalized", false}, {"special", special}};
   };
   const Json byte_level{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  const Json split{{"type", "Split"}, {"pattern", {{"Regex", regex_of(SplitPattern::kQwen3_5)}}}, {"behavior", "Isolated"}, {"invert", false}};
+  const Json split{
+      {"type", "Split"}, {"pattern", {{"Regex", regex_of(SplitPattern::kQwen3_5)}}}, {"behavior", "Isolated"}, {"invert", false}};
   return Json{
       {"added_tokens", Json::array({added(300, "<|a|>", true), added(301, "<b>", false), added(302, "<|a|>b", false)})},
       {"normalizer", {{"type", "NFC"}}},
