@@ -1,0 +1,208 @@
+// The worker against values that other programs computed: tests/data/*/expected.json (tools/reference/README.md).
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "base/json.h"
+#include "worker/runner_fixture.h"
+
+namespace quern::worker {
+namespace {
+
+using quern::testing::Scheme;
+
+struct Reference {
+  const char* name;     // folder in tests/data
+  bool has_logit_ids;   // logits are given for chosen ids only
+};
+constexpr Reference kTiny{"tiny-reference", false}, kSecond{"second-reference", true};
+
+std::filesystem::path checkpoint(const Reference& reference, Scheme scheme) {
+  // Written once per program run and kept until it ends.
+  static quern::testing::TemporaryFolder folder;
+  const auto path = folder.path() / reference.name / (scheme == Scheme::kBf16 ? "bf16" : "fp8");
+  if (!std::filesystem::exists(path)) {
+    const auto written = reference.has_logit_ids ? quern::testing::second_reference(scheme, path) : quern::testing::tiny_reference(scheme, path);
+    EXPECT_OK(written);
+  }
+  return path;
+}
+
+const Json& expected(const Reference& reference) {
+  static std::map<std::string, Json> cache;
+  auto& entry = cache[reference.name];
+  if (entry.is_null()) entry = std::move(read_json_file(quern::testing::data_path(std::string(reference.name) + "/expected.json"))).value();
+  return entry;
+}
+const Json& scheme_of(const Json& file, Scheme scheme) { return file[scheme == Scheme::kBf16 ? "bf16" : "fp8_block"]; }
+
+/// Distance of a row of logits from the expected ones, over the ids that the file lists.
+struct Distance {
+  double square_sum = 0, worst = 0;
+  int64_t count = 0;
+  void add(const std::vector<float>& logits, const Json& want, const Json* ids) {
+    for (size_t i = 0; i < want.size(); ++i) {
+      const size_t id = ids != nullptr ? (*ids)[i].get<size_t>() : i;
+      const double difference = std::abs(logits[id] - want[i].get<double>());
+      square_sum += difference * difference;
+      worst = std::max(worst, difference);
+      ++count;
+    }
+  }
+  [[nodiscard]] double rms() const { return std::sqrt(square_sum / static_cast<double>(count)); }
+};
+
+int64_t argmax(const std::vector<float>& logits) { return std::max_element(logits.begin(), logits.end()) - logits.begin(); }
+
+/// Feeds all tokens in pieces of `chunk` and collects the logits of the listed positions.
+std::map<int32_t, std::vector<float>> logits_at(TestRunner& runner, const std::vector<int32_t>& tokens, int32_t chunk, const std::vector<int32_t>& positions) {
+  std::map<int32_t, std::vector<float>> found;
+  runner.start(1);
+  for (const Piece& piece : cut(static_cast<int32_t>(tokens.size()), chunk)) {
+    StepRun run = given_rows(1, piece.kind, std::span(tokens).subspan(static_cast<size_t>(piece.begin), static_cast<size_t>(piece.end - piece.begin)), piece.begin);
+    run.want = Want::kLogits;
+    for (const int32_t p : positions)
+      if (p >= piece.begin && p < piece.end) run.logit_rows.push_back(p - piece.begin);
+    StepPlan step;
+    step.runs.push_back(run);
+    StepResult result = runner.run(step);
+    for (size_t i = 0; i < run.logit_rows.size(); ++i) found[piece.begin + run.logit_rows[i]] = std::move(result.runs[0].logits[i]);
+    EXPECT_EQ(result.computed_rows, piece.end - piece.begin);
+  }
+  return found;
+}
+
+void check_reference(const Reference& reference, Scheme scheme, ModelDType dtype, std::initializer_list<int32_t> chunks) {
+  const Json& file = expected(reference);
+  const Json& want = scheme_of(file, scheme);
+  const auto tokens = file["tokens"].get<std::vector<int32_t>>();
+  const Json* ids = reference.has_logit_ids ? &file["logit_ids"] : nullptr;
+  std::vector<int32_t> positions;
+  for (const auto& [position, values] : want["positions"].items()) positions.push_back(std::stoi(position));
+  std::sort(positions.begin(), positions.end());
+
+  TestRunner runner(checkpoint(reference, scheme), {.dtype = dtype});
+  ASSERT_TRUE(runner.runner);
+  for (const int32_t chunk : chunks) {
+    SCOPED_TRACE(::testing::Message() << reference.name << " chunk " << chunk);
+    const auto found = logits_at(runner, tokens, chunk, positions);
+    ASSERT_EQ(found.size(), positions.size());
+    Distance distance;
+    int64_t compared_argmax = 0;
+    for (const int32_t p : positions) {
+      const Json& at = want["positions"][std::to_string(p)];
+      distance.add(found.at(p), at["logits"], ids);
+      double gap = 0;
+      int64_t best = 0;
+      if (at.contains("top2_gap")) {
+        gap = at["top2_gap"].get<double>();
+        best = at["argmax"].get<int64_t>();
+      } else {
+        std::vector<double> sorted = at["logits"].get<std::vector<double>>();
+        best = std::max_element(sorted.begin(), sorted.end()) - sorted.begin();
+        std::sort(sorted.rbegin(), sorted.rend());
+        gap = sorted[0] - sorted[1];
+      }
+      if (gap <= 0.15) continue;
+      ++compared_argmax;
+      EXPECT_EQ(argmax(found.at(p)), best) << "position " << p << ", expected gap " << gap;
+    }
+    EXPECT_GT(compared_argmax, 1);
+    ::testing::Test::RecordProperty("worst", std::to_string(distance.worst));
+    if (dtype == ModelDType::kFloat32) {
+      EXPECT_LE(distance.worst, 1e-4);
+    } else {
+      EXPECT_LE(distance.rms(), 0.03);
+      EXPECT_LE(distance.worst, 0.25);
+      EXPECT_GT(distance.rms(), 1e-4) << "bf16 activations leave a trace; this looks like float32";
+    }
+    if (dtype != ModelDType::kFloat32) continue;
+
+    // Recurrent state of layer 0 after all tokens.
+    const Json& state = want["state_after_all_tokens"];
+    auto dump = runner.runner->dump_state(1, 0);
+    ASSERT_OK(dump);
+    const auto sums = state["layer0_S_sum_per_head"].get<std::vector<double>>();
+    const size_t per_head = dump->state.size() / sums.size();
+    for (size_t h = 0; h < sums.size(); ++h) {
+      const double sum = std::accumulate(dump->state.begin() + static_cast<int64_t>(h * per_head), dump->state.begin() + static_cast<int64_t>((h + 1) * per_head), 0.0);
+      EXPECT_NEAR(sum, sums[h], 1e-4 * std::max(1.0, std::abs(sums[h]))) << "head " << h;
+    }
+    const auto first_row = state["layer0_S_head0_v0"].get<std::vector<double>>();
+    for (size_t i = 0; i < first_row.size(); ++i) EXPECT_NEAR(dump->state[i], first_row[i], 1e-5);
+    const auto columns = state["layer0_conv_head"].get<std::vector<std::vector<double>>>();
+    const size_t channels = dump->columns.size() / 3;
+    for (size_t c = 0; c < 3; ++c)
+      for (size_t i = 0; i < columns[c].size(); ++i) EXPECT_NEAR(dump->columns[c * channels + i], columns[c][i], 1e-4);
+  }
+}
+
+TEST(Reference, TinyBf16WeightsInFloat32MeetTheExpectedLogitsForEveryChunk) {
+  check_reference(kTiny, Scheme::kBf16, ModelDType::kFloat32, {1, 7, 64, 150});
+}
+TEST(Reference, TinyBlockFp8WeightsInFloat32MeetTheExpectedLogitsForEveryChunk) {
+  check_reference(kTiny, Scheme::kFp8Block, ModelDType::kFloat32, {1, 7, 64, 150});
+}
+TEST(Reference, SecondBf16WeightsInFloat32MeetTransformersForEveryChunk) {
+  check_reference(kSecond, Scheme::kBf16, ModelDType::kFloat32, {1, 7, 64, 200});
+}
+TEST(Reference, SecondBlockFp8WeightsInFloat32MeetTransformersForEveryChunk) {
+  check_reference(kSecond, Scheme::kFp8Block, ModelDType::kFloat32, {1, 7, 64, 200});
+}
+TEST(Reference, TinyInBfloat16MeetsTheBf16Bar) {
+  check_reference(kTiny, Scheme::kBf16, ModelDType::kBFloat16, {7, 64});
+  check_reference(kTiny, Scheme::kFp8Block, ModelDType::kBFloat16, {7, 64});
+}
+TEST(Reference, SecondInBfloat16MeetsTheBf16Bar) {
+  check_reference(kSecond, Scheme::kBf16, ModelDType::kBFloat16, {7, 64});
+  check_reference(kSecond, Scheme::kFp8Block, ModelDType::kBFloat16, {7, 64});
+}
+
+/// Prompt in pieces with the MTP layer's KV filled; the last step proposes two drafts, whose logits the references list.
+void check_drafts(const Reference& reference, Scheme scheme, int32_t chunk) {
+  SCOPED_TRACE(::testing::Message() << reference.name << " chunk " << chunk);
+  const Json& file = expected(reference);
+  const Json& want = scheme_of(file, scheme)["mtp"];
+  const Json* ids = reference.has_logit_ids ? &file["logit_ids"] : nullptr;
+  const auto tokens = file["tokens"].get<std::vector<int32_t>>();
+  TestRunner runner(checkpoint(reference, scheme), {.dtype = ModelDType::kFloat32});
+  ASSERT_TRUE(runner.runner);
+  runner.start(2);
+  const auto last = static_cast<int32_t>(tokens.size()) - 1;  // its row is not computed: the pair (x_last, h_(last - 1)) ends the references
+  RunResult final_run;
+  for (const Piece& piece : cut(last, chunk)) {
+    StepRun run = given_rows(2, piece.kind, std::span(tokens).subspan(static_cast<size_t>(piece.begin), static_cast<size_t>(piece.end - piece.begin)), piece.begin);
+    run.want = Want::kLogits;
+    run.fill_mtp = true;
+    run.following_token = tokens[static_cast<size_t>(piece.end)];
+    if (piece.end == last) {
+      run.propose = DraftMethod::kMtp;
+      run.propose_depth = 2;
+    }
+    StepPlan step;
+    step.runs.push_back(run);
+    final_run = std::move(runner.run(step).runs[0]);
+  }
+  ASSERT_EQ(final_run.drafts.size(), 2u);
+  ASSERT_EQ(final_run.draft_logits.size(), 2u);
+  Distance first, chained;
+  first.add(final_run.draft_logits[0], want["logits"], ids);
+  chained.add(final_run.draft_logits[1], want["chained_logits"], ids);
+  EXPECT_LE(first.worst, 1e-4);
+  EXPECT_LE(chained.worst, 1e-4);
+  EXPECT_EQ(final_run.drafts[0], want["draft"].get<int32_t>());
+}
+
+TEST(Reference, MtpDraftsMeetTheReferencesForEveryChunk) {
+  for (const int32_t chunk : {1, 64, 1000}) {
+    check_drafts(kTiny, Scheme::kBf16, chunk);
+    check_drafts(kTiny, Scheme::kFp8Block, chunk);
+  }
+  check_drafts(kSecond, Scheme::kBf16, 64);
+  check_drafts(kSecond, Scheme::kFp8Block, 1000);
+}
+
+}  // namespace
+}  // namespace quern::worker
