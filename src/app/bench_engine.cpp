@@ -1,0 +1,105 @@
+#include "app/bench_engine.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "app/build_info.h"
+#include "app/startup.h"
+#include "base/file.h"
+
+namespace quern::app {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+engine::GenerationRequest make_request(const BenchRequest& request, size_t index) {
+  engine::GenerationRequest result;
+  result.id = fmt::format("bench-{}", index);
+  result.prompt = request.prompt;
+  result.max_tokens = request.output_len;
+  result.sampling.temperature = 1.0f;
+  result.sampling.seed = request.seed;
+  return result;
+}
+
+}  // namespace
+
+Result<BenchEngine> start_bench_engine(ModelOptions options, int32_t num_seqs, int32_t model_len, bool seqs_must_fit) {
+  if (options.worker.max_num_seqs == 0 && seqs_must_fit) options.worker.max_num_seqs = num_seqs;
+  if (options.worker.max_num_seqs > 0 && options.worker.max_num_seqs < num_seqs && seqs_must_fit)
+    return invalid_argument("--max-num-seqs {} is below the {} sequences of a batch", options.worker.max_num_seqs, num_seqs);
+  if (options.worker.max_model_len > 0 && options.worker.max_model_len < model_len)
+    return invalid_argument("--max-model-len {} is below the {} tokens of input and output", options.worker.max_model_len, model_len);
+  options.max_queue_len = std::max(options.max_queue_len, num_seqs);
+  BenchEngine result;
+  ASSIGN_OR_RETURN(result.plan, plan_model(options));
+  RETURN_IF_ERROR(check_runnable(result.plan));
+  const worker::WorkerLimits& limits = result.plan.limits;
+  if (limits.max_model_len < model_len)
+    return make_error(ErrorCode::kResourceExhausted, "input and output are {} tokens, but only {} fit into one sequence", model_len, limits.max_model_len);
+  if (seqs_must_fit && limits.num_slots < num_seqs)
+    return make_error(ErrorCode::kResourceExhausted, "a batch has {} sequences, but only {} fit into memory together", num_seqs, limits.num_slots);
+  ASSIGN_OR_RETURN(std::unique_ptr<worker::WorkerGroup> workers, start_planned(result.plan));
+  result.engine = engine::Engine::start(std::move(workers), engine_options(options));
+  return result;
+}
+
+Result<std::vector<BenchTimes>> run_requests(engine::Engine& engine, const std::vector<BenchRequest>& requests) {
+  const Clock::time_point start = Clock::now();
+  std::vector<std::unique_ptr<engine::RequestStream>> streams;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSIGN_OR_RETURN(std::unique_ptr<engine::RequestStream> stream, engine.submit(make_request(requests[i], i)));
+    streams.push_back(std::move(stream));
+  }
+  // One consumer reads the streams round robin, so that the times of all are taken as they arrive.
+  std::vector<BenchTimes> times(requests.size());
+  std::vector<size_t> open(requests.size());
+  for (size_t i = 0; i < open.size(); ++i) open[i] = i;
+  while (!open.empty()) {
+    bool idle = true;
+    for (size_t at = 0; at < open.size();) {
+      const size_t i = open[at];
+      std::optional<engine::TokenEvent> event = streams[i]->try_next();
+      if (!event) {
+        ++at;
+        continue;
+      }
+      idle = false;
+      const double now = std::chrono::duration<double>(Clock::now() - start).count();
+      if (!event->tokens.empty()) {
+        if (times[i].num_tokens == 0) times[i].first_token = now;
+        times[i].num_tokens += static_cast<int32_t>(event->tokens.size());
+        times[i].last_token = now;
+      }
+      if (!event->finish) continue;
+      if (event->finish->error) return *event->finish->error;
+      if (times[i].num_tokens != requests[i].output_len)
+        return make_error(ErrorCode::kInternal, "a request gave {} tokens instead of {}", times[i].num_tokens, requests[i].output_len);
+      open.erase(open.begin() + static_cast<ptrdiff_t>(at));
+    }
+    if (idle && !open.empty()) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return times;
+}
+
+Json bench_environment(const worker::ExecutionPlan& plan) {
+  const BuildInfo build = build_info();
+  return {{"engine", "quern"},
+          {"version", build.version},
+          {"commit", build.commit},
+          {"build_type", build.build_type},
+          {"model", plan.config.name},
+          {"device", plan.traits.name},
+          {"activation_dtype", dtype_name(plan.activation)},
+          {"kv_cache_dtype", dtype_name(plan.kv)},
+          {"max_model_len", plan.limits.max_model_len},
+          {"max_num_seqs", plan.limits.num_slots},
+          {"max_num_batched_tokens", plan.limits.max_rows}};
+}
+
+Result<void> save_result(const std::string& file, const Json& result) {
+  if (file.empty()) return {};
+  return write_file(file, result.dump(4) + "\n");
+}
+
+}  // namespace quern::app

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "app/model_options.h"
+#include "base/json.h"
+#include "engine/engine.h"
+#include "worker/plan.h"
+
+// What the benchmarks share that drive the engine in this process: no HTTP, no text, random token ids, ends of sequence ignored.
+
+namespace quern::app {
+
+/// A running engine, its plan, and what the results of a benchmark must say about it.
+struct BenchEngine {
+  worker::ExecutionPlan plan;
+  std::unique_ptr<engine::Engine> engine;
+};
+
+/// Starts an engine that can run `num_seqs` sequences of `model_len` tokens together; limits that the user gave stay as they are, and an error says which of
+/// them is too small.
+Result<BenchEngine> start_bench_engine(ModelOptions options, int32_t num_seqs, int32_t model_len, bool seqs_must_fit);
+
+struct BenchRequest {
+  std::vector<int32_t> prompt;
+  int32_t output_len = 0;
+  uint64_t seed = 0;
+};
+
+/// Seconds since the requests were submitted.
+struct BenchTimes {
+  double first_token = 0, last_token = 0;
+  int32_t num_tokens = 0;
+};
+
+/// Submits all requests and waits for the last: temperature 1, top_p 1, no end of sequence. Parallel to `requests`.
+Result<std::vector<BenchTimes>> run_requests(engine::Engine& engine, const std::vector<BenchRequest>& requests);
+
+/// Program, model, device and limits, for the end of a result file.
+Json bench_environment(const worker::ExecutionPlan& plan);
+/// Writes `result` to `file` unless the name is empty.
+Result<void> save_result(const std::string& file, const Json& result);
+
+}  // namespace quern::app

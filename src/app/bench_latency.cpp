@@ -1,0 +1,122 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <limits>
+#include <memory>
+
+#include "app/app.h"
+#include "app/bench_engine.h"
+#include "app/commands.h"
+#include "app/exit_code.h"
+#include "app/random_prompts.h"
+#include "app/statistics.h"
+
+// `quern bench latency`: one batch at a time, from submission to the last token. Options, lines and JSON keys as vLLM's `bench latency`.
+
+namespace quern::app {
+namespace {
+
+constexpr std::array kPercentiles = {10, 25, 50, 75, 90, 99};
+
+struct LatencyOptions {
+  ModelOptions model;
+  int32_t input_len = 32, output_len = 128, batch_size = 8, n = 1;
+  int32_t num_iters_warmup = 10, num_iters = 30;
+  int64_t seed = 0;
+  std::string output_json;
+};
+
+struct LatencySamples {
+  std::vector<double> latencies, first_tokens, decode_rates;  // seconds, seconds, tokens per second of one sequence
+};
+
+std::vector<BenchRequest> make_batch(const LatencyOptions& options, int32_t vocab_size) {
+  std::vector<BenchRequest> batch;
+  const auto seed = static_cast<uint64_t>(options.seed);
+  for (int32_t prompt = 0; prompt < options.batch_size; ++prompt) {
+    const std::vector<int32_t> tokens = random_prompt(seed * 1'000'003 + static_cast<uint64_t>(prompt), options.input_len, vocab_size);
+    for (int32_t copy = 0; copy < options.n; ++copy) batch.push_back({tokens, options.output_len, seed + batch.size()});
+  }
+  return batch;
+}
+
+Result<LatencySamples> measure(engine::Engine& engine, const LatencyOptions& options) {
+  const std::vector<BenchRequest> batch = make_batch(options, engine.limits().vocab_size);
+  LatencySamples samples;
+  for (int32_t i = 0; i < options.num_iters_warmup + options.num_iters; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    ASSIGN_OR_RETURN(const std::vector<BenchTimes> times, run_requests(engine, batch));
+    if (i < options.num_iters_warmup) continue;
+    samples.latencies.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    for (const BenchTimes& request : times) {
+      samples.first_tokens.push_back(request.first_token);
+      if (request.num_tokens > 1) samples.decode_rates.push_back((request.num_tokens - 1) / (request.last_token - request.first_token));
+    }
+  }
+  return samples;
+}
+
+Json as_json(const LatencySamples& samples, const worker::ExecutionPlan& plan) {
+  Json percentiles = Json::object();
+  for (const int percent : kPercentiles) percentiles[fmt::format("{}", percent)] = percentile(samples.latencies, percent);
+  return {{"avg_latency", mean(samples.latencies)},
+          {"std_latency", standard_deviation(samples.latencies)},
+          {"latencies", samples.latencies},
+          {"percentiles", percentiles},
+          {"mean_ttft_ms", mean(samples.first_tokens) * 1e3},
+          {"decode_tokens_per_second", percentile(samples.decode_rates, 50)},
+          {"environment", bench_environment(plan)}};
+}
+
+void print(const LatencySamples& samples, const LatencyOptions& options) {
+  const double average = mean(samples.latencies);
+  fmt::print("Avg latency: {} seconds\n", average);
+  fmt::print("Std latency: {} seconds\n", standard_deviation(samples.latencies));
+  for (const int percent : kPercentiles) fmt::print("{}% percentile latency: {} seconds\n", percent, percentile(samples.latencies, percent));
+  // Prefill and decode apart: the throughput above mixes both.
+  const double sequences = options.batch_size * options.n;
+  fmt::print("Mean time to first token: {:.1f} ms\n", mean(samples.first_tokens) * 1e3);
+  if (!samples.decode_rates.empty()) fmt::print("Median decode speed after it: {:.2f} tokens/s per sequence\n", percentile(samples.decode_rates, 50));
+  fmt::print("Output tokens per second of the whole batch: {:.2f}, with input {:.2f}\n", sequences * options.output_len / average,
+             sequences * (options.input_len + options.output_len) / average);
+}
+
+Result<void> bench_latency(const LatencyOptions& options) {
+  ASSIGN_OR_RETURN(const BenchEngine bench, start_bench_engine(options.model, options.batch_size * options.n, options.input_len + options.output_len, true));
+  ASSIGN_OR_RETURN(const LatencySamples samples, measure(*bench.engine, options));
+  print(samples, options);
+  return save_result(options.output_json, as_json(samples, bench.plan));
+}
+
+}  // namespace
+
+Command bench_latency_command() {
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  auto options = std::make_shared<LatencyOptions>();
+  Command command{.name = "bench latency", .summary = "Time of one batch from submission to the last token"};
+  command.groups.push_back({"Benchmark",
+                            {
+                                {"--input-len", "N", "Tokens of every prompt (default 32)", to_integer(options->input_len, 1, kMax)},
+                                {"--output-len", "N", "Tokens of every output (default 128)", to_integer(options->output_len, 1, kMax)},
+                                {"--batch-size", "N", "Prompts of a batch (default 8)", to_integer(options->batch_size, 1, 1 << 16)},
+                                {"--n", "N", "Sequences of every prompt (default 1)", to_integer(options->n, 1, 1 << 10)},
+                                {"--num-iters-warmup", "N", "Batches before the clock runs (default 10)", to_integer(options->num_iters_warmup, 0, kMax)},
+                                {"--num-iters", "N", "Batches that are timed (default 30)", to_integer(options->num_iters, 1, kMax)},
+                                {"--output-json", "FILE", "Write the result to this file", to_text(options->output_json)},
+                                {"--seed", "N", "Seed of prompts and sampling (default 0)", to_integer(options->seed, 0, std::numeric_limits<int64_t>::max())},
+                                without_effect(options->model, "--disable-detokenize", "", "this benchmark never detokenizes"),
+                            }});
+  add_model_options(command, options->model);
+  command.run = [options]() -> int {
+    if (Result<void> done = bench_latency(*options); !done) {
+      print_error(done.error());
+      return kFailure;
+    }
+    return kSuccess;
+  };
+  return command;
+}
+
+}  // namespace quern::app

@@ -1,0 +1,207 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <limits>
+#include <memory>
+
+#include "app/app.h"
+#include "app/build_info.h"
+#include "app/commands.h"
+#include "app/exit_code.h"
+#include "app/load_generator.h"
+#include "app/random_prompts.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+
+// `quern bench serve`: load on a running server, over HTTP. Options, block and JSON keys as vLLM's `bench serve`.
+
+namespace quern::app {
+namespace {
+
+struct BenchServeOptions {
+  ServeBackend backend = ServeBackend::kCompletions;
+  std::string base_url, host = "127.0.0.1", endpoint, model, dataset_name = "random";
+  int32_t port = 8000;
+  int32_t input_len = 1024, output_len = 128, num_prompts = 1000, vocab_size = 10000;
+  double range_ratio = 0, request_rate = HUGE_VAL;
+  std::optional<int64_t> max_concurrency;
+  int64_t seed = 0;
+  bool ignore_eos = false, save_result = false, save_detailed = false;
+  std::filesystem::path result_filename;
+  ReportOptions report;
+};
+
+/// The served name: as given, or the first of /v1/models.
+Result<std::string> model_name(const HttpAddress& address, const BenchServeOptions& options, const std::vector<std::string>& headers) {
+  if (!options.model.empty()) return options.model;
+  Result<HttpReply> reply = http_call(address, {.path = "/v1/models", .headers = headers});
+  if (!reply) return reply.error().with_context(address.host());
+  const Result<Json> models = parse_json(reply->body, "/v1/models");
+  if (reply->status != 200 || !models || !models->is_object() || !models->contains("data") || models->at("data").empty() || !models->at("data")[0].contains("id"))
+    return make_error(ErrorCode::kUnavailable, "{}: /v1/models answered {} and names no model; is the server ready? --model gives the name", address.host(), reply->status);
+  return models->at("data")[0]["id"].get<std::string>();
+}
+
+/// Token ids for completions: lengths are exact and no tokenizer is needed on either side. Chat takes text: one short word for a token, about.
+PlannedRequest plan_request(const BenchServeOptions& options, const std::string& model, uint64_t index) {
+  const uint64_t seed = static_cast<uint64_t>(options.seed) * 1'000'003 + index;
+  const std::vector<int32_t> prompt = random_prompt(seed, random_length(seed * 2, options.input_len, options.range_ratio), options.vocab_size);
+  const int32_t output_len = random_length(seed * 2 + 1, options.output_len, options.range_ratio);
+  Json body{{"model", model}, {"stream", true}, {"stream_options", {{"include_usage", true}}}, {"temperature", 0.0}};
+  if (options.ignore_eos) body["ignore_eos"] = true;
+  if (options.backend == ServeBackend::kCompletions) {
+    body["prompt"] = prompt;
+    body["max_tokens"] = output_len;
+  } else {
+    constexpr const char* kWords[] = {"river", "stone", "light", "paper", "seven", "green", "house", "table", "north", "music", "water", "train"};
+    std::string text;
+    for (const int32_t token : prompt) text += fmt::format("{}{}", text.empty() ? "" : " ", kWords[static_cast<size_t>(token) % std::size(kWords)]);
+    body["messages"] = {{{"role", "user"}, {"content", text}}};
+    body["max_completion_tokens"] = output_len;
+  }
+  return {dump_json(body), static_cast<int64_t>(prompt.size())};
+}
+
+Json full_result(const BenchServeOptions& options, const std::string& model, const ServingRun& run) {
+  const std::time_t now = std::time(nullptr);
+  char date[32];
+  std::strftime(date, sizeof date, "%Y%m%d-%H%M%S", std::localtime(&now));
+  Json result{{"date", date},
+              {"endpoint_type", options.backend == ServeBackend::kChat ? "openai-chat" : "openai"},
+              {"model_id", model},
+              {"num_prompts", options.num_prompts},
+              {"request_rate", std::isfinite(options.request_rate) ? Json(options.request_rate) : Json("inf")},
+              {"max_concurrency", options.max_concurrency ? Json(*options.max_concurrency) : Json(nullptr)},
+              {"client", fmt::format("quern {}", version_with_commit())}};
+  result.update(serving_report_json(run, options.report, options.save_detailed));
+  return result;
+}
+
+Result<void> bench_serve(const BenchServeOptions& options) {
+  ASSIGN_OR_RETURN(const HttpAddress address, HttpAddress::parse(options.base_url.empty() ? fmt::format("http://{}:{}", options.host, options.port) : options.base_url));
+  LoadOptions load{.backend = options.backend, .request_rate = options.request_rate, .max_concurrency = options.max_concurrency, .seed = static_cast<uint64_t>(options.seed)};
+  load.endpoint = !options.endpoint.empty() ? options.endpoint : options.backend == ServeBackend::kChat ? "/v1/chat/completions" : "/v1/completions";
+  if (const char* key = std::getenv("OPENAI_API_KEY"); key != nullptr && *key != '\0') load.headers.push_back(fmt::format("Authorization: Bearer {}", key));
+  ASSIGN_OR_RETURN(const std::string model, model_name(address, options, load.headers));
+
+  std::vector<PlannedRequest> requests;
+  for (int32_t i = 0; i < options.num_prompts; ++i) requests.push_back(plan_request(options, model, static_cast<uint64_t>(i)));
+  // One request outside the measurement shows whether anything works at all.
+  const ServingRun trial = generate_load(address, {requests[0]}, {.backend = load.backend, .endpoint = load.endpoint, .headers = load.headers, .request_rate = HUGE_VAL});
+  if (!trial.requests[0].succeeded) return make_error(ErrorCode::kUnavailable, "the first request failed, so nothing was measured: {}", trial.requests[0].error);
+
+  const ServingRun run = generate_load(address, requests, load);
+  for (const ServedRequest& request : run.requests) {
+    if (request.succeeded) continue;
+    log_warning("a request failed: {}", request.error);
+    break;
+  }
+  fmt::print("{}\n", serving_report_text(run, options.report));
+  if (!options.save_result && !options.save_detailed) return {};
+  const Json result = full_result(options, model, run);
+  const std::filesystem::path file =
+      options.result_filename.empty() ? std::filesystem::path(fmt::format("quern-serve-{}.json", result["date"].get<std::string>())) : options.result_filename;
+  RETURN_IF_ERROR(write_file(file, dump_json(result) + "\n"));
+  log_info("result written to {}", file.string());
+  return {};
+}
+
+Setter to_backend(ServeBackend& target) {
+  return to_choice<ServeBackend>(target, {{"openai", ServeBackend::kCompletions}, {"vllm", ServeBackend::kCompletions}, {"openai-chat", ServeBackend::kChat}});
+}
+
+Setter to_metrics(std::vector<std::string>& target) {
+  return [&target](std::string_view text) -> Result<void> {
+    target.clear();
+    for (const std::string_view word : split_at_commas(text)) {
+      std::string metric;
+      RETURN_IF_ERROR(to_choice<std::string>(metric, {{"ttft", "ttft"}, {"tpot", "tpot"}, {"itl", "itl"}, {"e2el", "e2el"}})(word));
+      target.push_back(metric);
+    }
+    return {};
+  };
+}
+
+Setter to_percentiles(std::vector<double>& target) {
+  return [&target](std::string_view text) -> Result<void> {
+    target.clear();
+    for (const std::string_view word : split_at_commas(text)) {
+      double percent = 0;
+      RETURN_IF_ERROR(to_number(percent, 0, 100)(word));
+      target.push_back(percent);
+    }
+    return {};
+  };
+}
+
+Setter to_concurrency(std::optional<int64_t>& target) {
+  return [&target](std::string_view text) -> Result<void> {
+    int64_t value = 0;
+    RETURN_IF_ERROR(to_integer(value, 1, 1 << 20)(text));
+    target = value;
+    return {};
+  };
+}
+
+OptionGroup server_group(BenchServeOptions& o) {
+  return {"Server",
+          {
+              {"--backend", "NAME", "openai or vllm: /v1/completions; openai-chat: /v1/chat/completions", to_backend(o.backend)},
+              {"--base-url", "URL", "Instead of --host and --port, e.g. http://127.0.0.1:8000", to_text(o.base_url)},
+              {"--host", "NAME", "Default 127.0.0.1", to_text(o.host)},
+              {"--port", "N", "Default 8000", to_integer(o.port, 1, 65535)},
+              {"--endpoint", "PATH", "Default: the backend's", to_text(o.endpoint)},
+              {"--model", "NAME", "Served name (default: the first of /v1/models); the key comes from OPENAI_API_KEY", to_text(o.model)},
+          }};
+}
+
+OptionGroup load_group(BenchServeOptions& o) {
+  constexpr int64_t kMax = 1 << 24;
+  return {"Load",
+          {
+              {"--dataset-name", "NAME", "random: the only one", to_choice<std::string>(o.dataset_name, {{"random", "random"}})},
+              {"--random-input-len,--input-len", "N", "Tokens of a prompt (default 1024)", to_integer(o.input_len, 1, kMax)},
+              {"--random-output-len,--output-len", "N", "Tokens of an output (default 128)", to_integer(o.output_len, 1, kMax)},
+              {"--random-range-ratio", "R", "Lengths are drawn from length x (1 - R) to length x (1 + R) (default 0)", to_number(o.range_ratio, 0, 0.999)},
+              {"--random-vocab-size", "N", "Prompt ids are below N (default 10000)", to_integer(o.vocab_size, 1, kMax)},
+              {"--num-prompts", "N", "Number of requests (default 1000)", to_integer(o.num_prompts, 1, 1 << 20)},
+              {"--request-rate", "R", "Requests per second with exponential gaps; inf (default): all at once", to_number(o.request_rate, 1e-6, HUGE_VAL)},
+              {"--max-concurrency", "N", "Most requests under way at a time", to_concurrency(o.max_concurrency)},
+              {"--ignore-eos", "", "Outputs have their full length", to_flag(o.ignore_eos)},
+              {"--seed", "N", "Seed of prompts, lengths and gaps (default 0)", to_integer(o.seed, 0, std::numeric_limits<int64_t>::max())},
+          }};
+}
+
+OptionGroup result_group(BenchServeOptions& o) {
+  return {"Result",
+          {
+              {"--percentile-metrics", "LIST", "Of ttft, tpot, itl and e2el (default ttft,tpot,itl)", to_metrics(o.report.metrics)},
+              {"--metric-percentiles", "LIST", "Percentiles that are shown (default 99)", to_percentiles(o.report.percentiles)},
+              {"--save-result", "", "Write the result as JSON", to_flag(o.save_result)},
+              {"--save-detailed", "", "The same with the values of every request", to_flag(o.save_detailed)},
+              {"--result-filename", "FILE", "Where to (default quern-serve-DATE.json)", to_path(o.result_filename)},
+          }};
+}
+
+}  // namespace
+
+Command bench_serve_command() {
+  auto options = std::make_shared<BenchServeOptions>();
+  Command command{.name = "bench serve", .summary = "Latency and throughput of a running server, over HTTP"};
+  command.groups = {server_group(*options), load_group(*options), result_group(*options)};
+  command.run = [options]() -> int {
+    if (Result<void> done = bench_serve(*options); !done) {
+      print_error(done.error());
+      return kFailure;
+    }
+    return kSuccess;
+  };
+  return command;
+}
+
+}  // namespace quern::app

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <vector>
+
+#include "app/option.h"
+
+// The commands of quern, one file each.
+
+namespace quern::app {
+
+Command plan_command();
+Command kernels_command();
+Command eval_command();
+Command bench_latency_command();
+Command bench_throughput_command();
+Command bench_serve_command();
+Command doctor_command();
+/// Needs text/ and server/ (QUERN_SERVER); in a build without them, a command of the same name that says so.
+Command serve_command();
+
+/// All of them, in the order in which help lists them.
+std::vector<Command> all_commands();
+
+}  // namespace quern::app

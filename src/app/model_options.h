@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "app/option.h"
+#include "engine/engine.h"
+#include "worker/options.h"
+
+namespace quern::app {
+
+/// What every command that plans or runs a model can be told, with vLLM's names.
+struct ModelOptions {
+  worker::WorkerOptions worker;
+  int32_t max_queue_len = 1024;
+  std::vector<std::string> notices;  // given options that have no effect in this version, in words; logged at start
+};
+
+/// MODEL, the groups "Model", "Memory and limits" and "Device" of a command. `options` must outlive the command.
+void add_model_options(Command& command, ModelOptions& options);
+
+/// An option that is understood and changes nothing in this version; `why` is logged when it is given.
+Option without_effect(ModelOptions& options, std::string name, std::string value, std::string why);
+
+/// The engine's share of the options.
+engine::EngineOptions engine_options(const ModelOptions& options);
+
+}  // namespace quern::app

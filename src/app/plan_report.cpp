@@ -1,0 +1,105 @@
+#include "app/plan_report.h"
+
+#include <fmt/format.h>
+
+#include <iterator>
+
+#include "app/format.h"
+
+namespace quern::app {
+namespace {
+
+std::string memory_table(const worker::ExecutionPlan& plan) {
+  const worker::MemoryPlan& memory = plan.memory;
+  const worker::WorkerLimits& limits = plan.limits;
+  std::string text = "memory\n";
+  const auto row = [&](std::string_view what, uint64_t bytes, const std::string& remark = {}) {
+    fmt::format_to(std::back_inserter(text), "  {:<24}{:>12}{}{}\n", what, format_bytes(bytes), remark.empty() ? "" : "   ", remark);
+  };
+  row("weights", memory.weights_bytes, "packed");
+  row("workspace", memory.workspace_bytes, fmt::format("{} rows a step", limits.max_rows));
+  row("recurrent state", memory.state_bytes, fmt::format("{} sequences", limits.num_slots));
+  row("rings, conv windows", memory.ring_bytes);
+  row("sampler", memory.sampler_bytes);
+  if (memory.snapshot_bytes > 0) row("snapshots", memory.snapshot_bytes, fmt::format("{} boundaries", limits.num_snapshots));
+  row("KV cache", memory.kv_bytes, fmt::format("{} blocks of 64 tokens, {} each", format_count(limits.num_blocks), format_bytes(memory.block_bytes)));
+  row("total", memory.total_bytes());
+  row("usable", memory.budget_bytes, fmt::format("of {}", format_bytes(memory.device_bytes)));
+  return text;
+}
+
+}  // namespace
+
+std::string plan_as_text(const worker::ExecutionPlan& plan) {
+  std::string text = fmt::format("{} on {} ({})\n", plan.config.name, plan.options.device, plan.traits.name);
+  auto out = std::back_inserter(text);
+  fmt::format_to(out, "activations {}, KV {}, ring {}, MTP head {}\n\n", dtype_name(plan.activation), dtype_name(plan.kv), dtype_name(plan.ring),
+                 plan.with_mtp ? "present" : "absent");
+  fmt::format_to(out, "  {:<24}{:>12}{:>14}\n", "tensors", "number", "bytes");
+  for (const worker::SchemeTotal& scheme : plan.schemes)
+    fmt::format_to(out, "  {:<24}{:>12}{:>14}\n", scheme.scheme, format_count(scheme.num_tensors), format_bytes(scheme.bytes));
+  text += "\n" + memory_table(plan) + "\n";
+  fmt::format_to(out, "limits    {} tokens per sequence, {} sequences at once, {} tokens of KV\n", format_count(plan.limits.max_model_len), plan.limits.num_slots,
+                 format_count(int64_t{plan.limits.num_blocks} * 64));
+  fmt::format_to(out, "expected  {:.1f} tok/s for one sequence without speculation: {} read for a token at 1k context, {:.1f} GB/s\n",
+                 plan.expected_decode_tokens_per_second, format_bytes(static_cast<uint64_t>(plan.decode_bytes_per_token)), plan.traits.read_bandwidth / 1e9);
+  for (const std::string& note : plan.notes) fmt::format_to(out, "note      {}\n", note);
+  for (const std::string& note : plan.inventory.notes) fmt::format_to(out, "note      {}\n", note);
+  if (!plan.inventory.unknown.empty()) fmt::format_to(out, "note      {} unknown tensors, the first is {}\n", plan.inventory.unknown.size(), plan.inventory.unknown[0]);
+  if (const std::string refusals = plan.refusals(); !refusals.empty()) fmt::format_to(out, "kernels   {}\n", refusals);
+  fmt::format_to(out, "verdict   {}", plan.verdict.empty() ? (plan.fits ? "fits" : "does not fit") : plan.verdict);
+  return text;
+}
+
+Json plan_as_json(const worker::ExecutionPlan& plan) {
+  const worker::MemoryPlan& memory = plan.memory;
+  Json schemes = Json::array();
+  for (const worker::SchemeTotal& scheme : plan.schemes)
+    schemes.push_back({{"scheme", scheme.scheme}, {"num_tensors", scheme.num_tensors}, {"bytes", scheme.bytes}});
+  Json kernels = Json::array();
+  for (const worker::OpChoice& choice : plan.choices)
+    kernels.push_back({{"op", choice.op}, {"problem", choice.problem}, {"wanted_by", choice.wanted_by}, {"candidate", choice.candidate}});
+  Json notes = plan.notes;
+  for (const std::string& note : plan.inventory.notes) notes.push_back(note);
+  return {
+      {"model", plan.config.name},
+      {"device", plan.options.device},
+      {"device_name", plan.traits.name},
+      {"activation_dtype", dtype_name(plan.activation)},
+      {"kv_cache_dtype", dtype_name(plan.kv)},
+      {"ring_dtype", dtype_name(plan.ring)},
+      {"mtp", plan.with_mtp},
+      {"schemes", schemes},
+      {"stored_bytes", plan.inventory.stored_bytes},
+      {"memory",
+       {{"weights_bytes", memory.weights_bytes},
+        {"workspace_bytes", memory.workspace_bytes},
+        {"state_bytes", memory.state_bytes},
+        {"ring_bytes", memory.ring_bytes},
+        {"sampler_bytes", memory.sampler_bytes},
+        {"snapshot_bytes", memory.snapshot_bytes},
+        {"kv_bytes", memory.kv_bytes},
+        {"total_bytes", memory.total_bytes()},
+        {"budget_bytes", memory.budget_bytes},
+        {"device_bytes", memory.device_bytes},
+        {"slot_bytes", memory.slot_bytes},
+        {"block_bytes", memory.block_bytes}}},
+      {"limits",
+       {{"max_model_len", plan.limits.max_model_len},
+        {"max_num_seqs", plan.limits.num_slots},
+        {"num_blocks", plan.limits.num_blocks},
+        {"kv_tokens", int64_t{plan.limits.num_blocks} * 64},
+        {"max_num_batched_tokens", plan.limits.max_rows}}},
+      {"decode_bytes_per_token", plan.decode_bytes_per_token},
+      {"read_bandwidth_bytes_per_second", plan.traits.read_bandwidth},
+      {"expected_decode_tokens_per_second", plan.expected_decode_tokens_per_second},
+      {"kernels", kernels},
+      {"refusals", plan.refusals()},
+      {"unknown_tensors", plan.inventory.unknown},
+      {"notes", notes},
+      {"fits", plan.fits},
+      {"verdict", plan.verdict},
+  };
+}
+
+}  // namespace quern::app

@@ -1,0 +1,68 @@
+#include "app/startup.h"
+
+#include <map>
+
+#include "app/format.h"
+#include "app/progress.h"
+#include "base/log.h"
+
+namespace quern::app {
+namespace {
+
+void log_plan(const worker::ExecutionPlan& plan) {
+  const worker::MemoryPlan& memory = plan.memory;
+  log_info("{} on {} ({}), activations {}, KV {}", plan.config.name, plan.options.device, plan.traits.name, dtype_name(plan.activation), dtype_name(plan.kv));
+  log_info("memory: weights {}, workspace {}, state and rings {}, KV {}; {} of {} in all", format_bytes(memory.weights_bytes), format_bytes(memory.workspace_bytes),
+           format_bytes(memory.state_bytes + memory.ring_bytes + memory.sampler_bytes + memory.snapshot_bytes), format_bytes(memory.kv_bytes),
+           format_bytes(memory.total_bytes()), format_bytes(memory.device_bytes));
+  log_info("limits: {} tokens per sequence, {} sequences, {} tokens of KV, {} rows per step", format_count(plan.limits.max_model_len), plan.limits.num_slots,
+           format_count(int64_t{plan.limits.num_blocks} * 64), plan.limits.max_rows);
+  std::map<std::string, std::string> chosen;  // op -> candidates
+  for (const worker::OpChoice& choice : plan.choices) {
+    std::string& candidates = chosen[choice.op];
+    if (candidates.find(choice.candidate) == std::string::npos) candidates += (candidates.empty() ? "" : ", ") + choice.candidate;
+  }
+  for (const auto& [op, candidates] : chosen) log_info("kernel: {:<14} {}", op, candidates);
+  for (const std::string& note : plan.notes) log_info("{}", note);
+  for (const std::string& note : plan.inventory.notes) log_info("{}", note);
+  for (const std::string& name : plan.inventory.unknown) log_warning("unknown tensor {} is not used; --strict makes this an error", name);
+}
+
+}  // namespace
+
+Result<void> check_model_dir(const std::filesystem::path& model_dir) {
+  std::error_code error;
+  const auto status = std::filesystem::status(model_dir, error);
+  if (!std::filesystem::exists(status)) {
+    return make_error(ErrorCode::kNotFound, "there is no model directory {}; MODEL is a local folder with config.json and *.safetensors (nothing is downloaded)",
+                      model_dir.string());
+  }
+  if (!std::filesystem::is_directory(status))
+    return invalid_argument("{} is not a directory; MODEL is the folder that holds config.json and *.safetensors", model_dir.string());
+  if (!std::filesystem::exists(model_dir / "config.json", error))
+    return make_error(ErrorCode::kNotFound, "{} has no config.json; is it the folder of a Hugging Face checkpoint?", model_dir.string());
+  return {};
+}
+
+Result<worker::ExecutionPlan> plan_model(const ModelOptions& options) {
+  for (const std::string& notice : options.notices) log_warning("{}", notice);
+  RETURN_IF_ERROR(check_model_dir(options.worker.model_dir));
+  return worker::make_plan(options.worker);
+}
+
+Result<void> check_runnable(const worker::ExecutionPlan& plan) {
+  if (const std::string refusals = plan.refusals(); !refusals.empty()) return Error{ErrorCode::kUnsupported, refusals, {}};
+  if (!plan.fits) return Error{ErrorCode::kResourceExhausted, plan.verdict, {}};
+  return {};
+}
+
+Result<std::unique_ptr<worker::WorkerGroup>> start_planned(const worker::ExecutionPlan& plan) {
+  RETURN_IF_ERROR(check_runnable(plan));
+  log_plan(plan);
+  Progress progress("loading weights", plan.memory.weights_bytes);
+  auto workers = worker::start_workers(plan, [&progress](double share) { progress.update(share); });
+  progress.finish(workers.has_value());
+  return workers;
+}
+
+}  // namespace quern::app

@@ -1,0 +1,142 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <chrono>
+#include <cstdio>
+#include <limits>
+#include <memory>
+
+#include "app/app.h"
+#include "app/build_info.h"
+#include "app/commands.h"
+#include "app/exit_code.h"
+#include "app/startup.h"
+#include "app/with_server/model_text.h"
+#include "app/with_server/shutdown_signals.h"
+#include "app/with_server/stats_log.h"
+#include "base/log.h"
+#include "server/server.h"
+
+// `quern serve`: everything that can be refused is refused before a weight is read; then load, answer, and drain when asked to stop.
+
+namespace quern::app {
+namespace {
+
+struct ServeOptions {
+  ModelOptions model;
+  ModelTextOptions text;
+  std::string host = "127.0.0.1";
+  int32_t port = 8000;
+  std::vector<std::string> served_names, api_keys;
+  int64_t seed = -1;  // below 0: at random
+  int32_t shutdown_timeout_seconds = 60;
+  bool disable_log_stats = false;
+};
+
+Setter to_names(std::vector<std::string>& target) {
+  return [&target](std::string_view text) -> Result<void> {
+    target.emplace_back(text);
+    return {};
+  };
+}
+
+/// The names under which clients know the model: as given, or the folder's name and the path.
+std::vector<std::string> model_names(const ServeOptions& options, const worker::ExecutionPlan& plan) {
+  if (!options.served_names.empty()) return options.served_names;
+  std::vector<std::string> names = {plan.config.name};
+  if (const std::string path = options.model.worker.model_dir.string(); path != names[0]) names.push_back(path);
+  return names;
+}
+
+std::string url_of(const ServeOptions& options, uint16_t port) {
+  const bool v6 = options.host.find(':') != std::string::npos;
+  return fmt::format("http://{}{}{}:{}", v6 ? "[" : "", options.host, v6 ? "]" : "", port);
+}
+
+/// Until a signal asks for the end, or the engine breaks.
+Result<void> serve_until_stopped(const engine::Engine& engine, const ServeOptions& options, ShutdownSignals& signals) {
+  StatsLog stats;
+  signals.listen();
+  while (!signals.wait_for(std::chrono::milliseconds(500))) {
+    if (const std::optional<Error> failure = engine.failure()) return failure->with_context("the engine failed");
+    if (!options.disable_log_stats) stats.update(engine.stats(), StatsLog::Clock::now());
+  }
+  log_info("stopping: no new requests; those that run have {} s to end, a second signal stops at once", options.shutdown_timeout_seconds);
+  return {};
+}
+
+Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
+  log_info("quern {}", version_with_commit());
+  ASSIGN_OR_RETURN(const worker::ExecutionPlan plan, plan_model(options.model));
+  RETURN_IF_ERROR(check_runnable(plan));
+  ASSIGN_OR_RETURN(const ModelText text, load_model_text(plan, options.text));
+
+  server::ServerOptions server_options;
+  server_options.http.host = options.host;
+  server_options.http.port = static_cast<uint16_t>(options.port);
+  server_options.api.api_keys = options.api_keys;
+  server_options.api.version = version();
+  // The engine is declared before the server and so outlives it.
+  std::unique_ptr<engine::Engine> engine;
+  ASSIGN_OR_RETURN(const std::unique_ptr<server::Server> server, server::Server::start(server_options));
+  log_info("listening on {}; requests are answered with 503 until the model is loaded", url_of(options, server->port()));
+
+  ASSIGN_OR_RETURN(std::unique_ptr<worker::WorkerGroup> workers, start_planned(plan));
+  engine = engine::Engine::start(std::move(workers), engine_options(options.model));
+  server::ServerContext context;
+  context.engine = engine.get();
+  context.tokenizer = text.tokenizer ? &*text.tokenizer : nullptr;
+  context.chat_template = text.chat_template ? &*text.chat_template : nullptr;
+  context.model_names = model_names(options, plan);
+  context.max_model_len = engine->limits().max_model_len;
+  context.sampling_defaults = text.sampling_defaults;
+  context.eos_ids = text.eos_ids;
+  if (options.seed >= 0) context.seed = static_cast<uint64_t>(options.seed);
+  log_info("ready: {} at {}/v1", fmt::join(context.model_names, ", also "), url_of(options, server->port()));
+  server->set_ready(std::move(context));
+
+  const Result<void> end = serve_until_stopped(*engine, options, signals);
+  const auto timeout = std::chrono::seconds(end ? options.shutdown_timeout_seconds : 0);
+  server->drain_and_stop(timeout);
+  engine->drain(0);  // what the server has not waited for has nobody left to read it
+  if (end) log_info("stopped");
+  return end;
+}
+
+OptionGroup server_group(ServeOptions& o) {
+  return {"Server",
+          {
+              {"--host", "NAME", "Address to listen on (default 127.0.0.1: this machine alone)", to_text(o.host)},
+              {"--port", "N", "Port (default 8000); 0 takes a free one, which the log names", to_integer(o.port, 0, 65535)},
+              {"--served-model-name", "NAME", "Name of the model for clients, may be repeated (default: the folder's name)", to_names(o.served_names), true},
+              {"--api-key", "KEY", "Clients must send this key, may be repeated", to_names(o.api_keys), true},
+              {"--chat-template", "FILE", "Jinja template instead of the checkpoint's", to_path(o.text.chat_template)},
+              {"--generation-config", "WHAT", "Default sampling: auto (the checkpoint's), vllm (neutral), or a folder or file", to_text(o.text.generation_config)},
+              {"--seed", "N", "Makes requests without a seed repeatable", to_integer(o.seed, 0, std::numeric_limits<int64_t>::max())},
+              {"--shutdown-timeout", "SECONDS", "How long running requests may go on after SIGTERM (default 60)",
+               to_integer(o.shutdown_timeout_seconds, 0, 86400)},
+              {"--disable-log-stats", "", "No line about throughput every ten seconds", to_flag(o.disable_log_stats)},
+              without_effect(o.model, "--enable-prefix-caching", "", "there is no prefix cache in this version"),
+              without_effect(o.model, "--no-enable-prefix-caching", "", "there is no prefix cache in this version"),
+          }};
+}
+
+}  // namespace
+
+Command serve_command() {
+  auto options = std::make_shared<ServeOptions>();
+  Command command{.name = "serve", .summary = "Serve a model over an OpenAI-compatible HTTP API"};
+  command.groups.push_back(server_group(*options));
+  add_model_options(command, options->model);
+  command.run = [options]() -> int {
+    ShutdownSignals signals;
+    if (Result<void> done = serve(*options, signals); !done) {
+      print_error(done.error());
+      return kFailure;
+    }
+    return kSuccess;
+  };
+  return command;
+}
+
+}  // namespace quern::app

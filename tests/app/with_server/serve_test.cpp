@@ -1,0 +1,174 @@
+#include <signal.h>
+
+#include <fstream>
+
+#include "app/http_client.h"
+#include "app/program.h"
+#include "base/json.h"
+#include "support/test_support.h"
+#include "synth_checkpoint/synth.h"
+
+// `quern serve` from the start to the signal that ends it.
+
+namespace quern::app {
+namespace {
+
+using quern::testing::BackgroundProgram;
+using quern::testing::run_quern;
+using quern::testing::TemporaryFolder;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Serve : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = std::make_unique<TemporaryFolder>();
+    const Result<Json> config = tools::preset_config("tiny");
+    ASSERT_OK(config);
+    tools::SynthOptions options;
+    options.config = *config;
+    ASSERT_OK(tools::write_checkpoint(options, folder_->path() / "tiny"));
+  }
+  static void TearDownTestSuite() { folder_.reset(); }
+
+  static std::string model() { return (folder_->path() / "tiny").string(); }
+  static std::vector<std::string> arguments(const std::vector<std::string>& more = {}) {
+    std::vector<std::string> all = {"serve", model(), "--port", "0", "--threads", "2", "--max-num-seqs", "4", "--max-model-len", "8192", "--kv-cache-memory-bytes", "64M"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  /// The address in the log of a server that has said that it is ready.
+  static HttpAddress address_of(const BackgroundProgram& server) {
+    const std::string log = server.log();
+    const size_t begin = log.find("http://127.0.0.1:");
+    const size_t end = log.find_first_not_of("0123456789", begin + 17);
+    Result<HttpAddress> address = HttpAddress::parse(log.substr(begin, end - begin));
+    EXPECT_OK(address);
+    return *address;
+  }
+  static HttpCall completion(int max_tokens) {
+    const Json body{{"model", "tiny"}, {"prompt", {72, 101, 108, 108, 111}}, {"max_tokens", max_tokens}, {"ignore_eos", true}, {"seed", 1}};
+    return {.method = "POST", .path = "/v1/completions", .body = body.dump()};
+  }
+  static std::unique_ptr<TemporaryFolder> folder_;
+};
+std::unique_ptr<TemporaryFolder> Serve::folder_;
+
+TEST_F(Serve, AnswersAndEndsWithZeroOnSigterm) {
+  BackgroundProgram server(arguments());
+  ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
+  const HttpAddress address = address_of(server);
+  EXPECT_EQ(http_call(address, {.path = "/ready"})->status, 200);
+  const Result<HttpReply> reply = http_call(address, completion(5));
+  ASSERT_OK(reply);
+  ASSERT_EQ(reply->status, 200) << reply->body;
+  const Result<Json> body = parse_json(reply->body, "answer");
+  ASSERT_OK(body);
+  EXPECT_EQ(body->at("model"), "tiny");
+  EXPECT_EQ(body->at("usage").at("completion_tokens"), 5);
+  server.send(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(Serve, LetsARunningRequestEndBeforeItStops) {
+  BackgroundProgram server(arguments());
+  ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
+  std::string body;
+  const auto exchange = HttpExchange::start(address_of(server), completion(400), [&](std::string_view bytes) { body += bytes; });
+  ASSERT_OK(exchange);
+  // The request is on its way when the metrics say that it runs.
+  while (http_call(address_of(server), {.path = "/metrics"})->body.find("vllm:num_requests_running{model_name=\"tiny\"} 1") == std::string::npos) {
+    ASSERT_TRUE((*exchange)->advance().has_value());
+    ASSERT_FALSE((*exchange)->response().complete()) << "the request ended too early for this test";
+  }
+  server.send(SIGTERM);
+  for (bool complete = false; !complete;) {
+    poll_exchanges({exchange->get()}, -1);
+    const Result<bool> advanced = (*exchange)->advance();
+    ASSERT_OK(advanced);
+    complete = *advanced;
+  }
+  EXPECT_EQ((*exchange)->response().status(), 200) << body;
+  const Result<Json> answer = parse_json(body, "answer");
+  ASSERT_OK(answer);
+  EXPECT_EQ(answer->at("usage").at("completion_tokens"), 400);
+  EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(Serve, StopsAtOnceOnASecondSignal) {
+  BackgroundProgram server(arguments());
+  ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
+  const auto exchange = HttpExchange::start(address_of(server), completion(8000), [](std::string_view) {});
+  ASSERT_OK(exchange);
+  poll_exchanges({exchange->get()}, -1);
+  ASSERT_TRUE((*exchange)->advance().has_value());
+  while (http_call(address_of(server), {.path = "/metrics"})->body.find("vllm:num_requests_running{model_name=\"tiny\"} 1") == std::string::npos) {
+  }
+  server.send(SIGTERM);
+  ASSERT_TRUE(server.wait_for_log("a second signal stops at once"));
+  server.send(SIGTERM);
+  EXPECT_EQ(server.wait(), 128 + SIGTERM);
+}
+
+TEST_F(Serve, SaysThatThePortIsTakenBeforeItLoads) {
+  BackgroundProgram first(arguments());
+  ASSERT_TRUE(first.wait_for_log("ready: ")) << first.log();
+  const std::string host = address_of(first).host();
+  const auto second = run_quern(arguments({"--port", host.substr(host.rfind(':') + 1)}));
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_THAT(second.log, HasSubstr("in use"));
+  EXPECT_THAT(second.log, Not(HasSubstr("loading weights")));
+}
+
+TEST_F(Serve, RefusesALengthOverTheModelsBeforeItLoads) {
+  const auto result = run_quern({"serve", model(), "--port", "0", "--max-model-len", "1000000"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.log, HasSubstr("262144"));
+  EXPECT_THAT(result.log, Not(HasSubstr("loading weights")));
+}
+
+TEST_F(Serve, SaysThatMemoryIsShortBeforeItLoads) {
+  const auto result = run_quern({"serve", model(), "--port", "0", "--kv-cache-memory-bytes", "900T"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.log, Not(HasSubstr("loading weights")));
+}
+
+TEST_F(Serve, WarnsOfOptionsWithoutEffect) {
+  BackgroundProgram server(arguments({"--enforce-eager", "--no-enable-prefix-caching"}));
+  ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
+  EXPECT_THAT(server.log(), HasSubstr("--enforce-eager has no effect"));
+  EXPECT_THAT(server.log(), HasSubstr("--no-enable-prefix-caching has no effect"));
+  server.send(SIGINT);
+  EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(Serve, IsMeasuredByBenchServe) {
+  BackgroundProgram server(arguments({"--served-model-name", "mill", "--api-key", "secret"}));
+  ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
+  const std::string url = "http://" + address_of(server).host();
+  EXPECT_EQ(http_call(address_of(server), {.path = "/v1/models"})->status, 401);
+  ::setenv("OPENAI_API_KEY", "secret", 1);
+  const std::string file = (folder_->path() / "serve.json").string();
+  const auto result = run_quern({"bench", "serve", "--base-url", url, "--random-input-len", "20", "--random-output-len", "6", "--random-vocab-size", "256", "--num-prompts", "10",
+                                 "--max-concurrency", "3", "--request-rate", "200", "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el", "--save-detailed",
+                                 "--result-filename", file});
+  ::unsetenv("OPENAI_API_KEY");
+  ASSERT_EQ(result.exit_code, 0) << result.log;
+  EXPECT_THAT(result.output, HasSubstr("Successful requests:                     10"));
+  EXPECT_THAT(result.output, HasSubstr("Total generated tokens:                  60"));
+  const Result<Json> saved = read_json_file(file);
+  ASSERT_OK(saved);
+  EXPECT_EQ(saved->at("completed"), 10);
+  EXPECT_EQ(saved->at("model_id"), "mill");
+  EXPECT_LE(saved->at("max_concurrent_requests").get<int>(), 10);
+  EXPECT_EQ(saved->at("input_lens")[0], 20);
+}
+
+TEST_F(Serve, BenchServeSaysThatNothingListens) {
+  const auto result = run_quern({"bench", "serve", "--port", "1", "--num-prompts", "1"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.log, HasSubstr("127.0.0.1:1"));
+}
+
+}  // namespace
+}  // namespace quern::app
