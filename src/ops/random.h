@@ -11,7 +11,7 @@
 namespace quern::ops {
 
 /// The part of a draw that all tokens of one position share.
-constexpr uint64_t draw_key(uint64_t seed, int64_t index) { return hash_combine(mix64(seed), static_cast<uint64_t>(index)); }
+constexpr uint64_t draw_key(uint64_t seed, int64_t index) { return hash_combine(hash_combine(0, seed), static_cast<uint64_t>(index)); }
 
 /// Uniform in the open interval (0, 1): odd multiples of 2^-53, all exact.
 constexpr double uniform(uint64_t key, int32_t token) {

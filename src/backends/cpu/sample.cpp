@@ -103,8 +103,9 @@ class CandidateSet {
     for (size_t kept = 0; kept < entries_.size(); ++kept) {
       if (kept == num_sorted_) {
         const size_t more = std::min(entries_.size() - kept, std::max<size_t>(256, 7 * kept));
-        std::partial_sort(entries_.begin() + static_cast<int64_t>(kept), entries_.begin() + static_cast<int64_t>(kept + more), entries_.end(),
-                          before);
+        const auto first = entries_.begin() + static_cast<int64_t>(kept), last = first + static_cast<int64_t>(more);
+        if (last != entries_.end()) std::nth_element(first, last, entries_.end(), before);
+        std::sort(first, last, before);
         num_sorted_ = kept + more;
       }
       sum += weight(entries_[kept]);
