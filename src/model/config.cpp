@@ -13,7 +13,8 @@
 namespace quern::model {
 namespace {
 
-constexpr std::string_view kSupported = "quern serves the dense Qwen3.5, Qwen3.6 and Qwen3.8 models: model_type \"qwen3_5\" or its text part \"qwen3_5_text\"";
+constexpr std::string_view kSupported =
+    "quern serves the dense Qwen3.5, Qwen3.6 and Qwen3.8 models: model_type \"qwen3_5\" or its text part \"qwen3_5_text\"";
 // Far above anything real, and low enough that sizes in bytes stay inside 64 bits.
 constexpr int64_t kMaxExtent = int64_t{1} << 24, kMaxHeads = int64_t{1} << 14, kMaxPositions = int64_t{1} << 30;
 
@@ -83,7 +84,8 @@ class Section {
   /// The key may be absent; where it is there, only `expected` is supported.
   template <class T>
   void only(std::string_view key, const std::optional<T>& found, const T& expected, std::string_view why) const {
-    if (found && *found != expected) fault(key, "{} is not supported, only {}: {}", dump_json(Json(*found)), dump_json(Json(expected)), why);
+    if (found && *found != expected)
+      fault(key, "{} is not supported, only {}: {}", dump_json(Json(*found)), dump_json(Json(expected)), why);
   }
 
   [[nodiscard]] Faults& faults() const { return faults_; }
@@ -152,11 +154,14 @@ void parse_mrope_section(const Section& rope, ModelConfig& config) {
     const bool three = section->is_array() && section->size() == 3;
     for (size_t i = 0; three && i < 3; ++i) {
       const Json& n = (*section)[i];
-      if (!n.is_number_integer() || n < 0 || n > pairs) return rope.fault("mrope_section", "expected three counts of at most {}, found {}", pairs, dump_json(*section));
+      if (!n.is_number_integer() || n < 0 || n > pairs)
+        return rope.fault("mrope_section", "expected three counts of at most {}, found {}", pairs, dump_json(*section));
       config.mrope_section[i] = n.get<int32_t>();
       sum += config.mrope_section[i];
     }
-    if (!three || sum != pairs) rope.fault("mrope_section", "expected three counts that sum to {} (half of the rotary dimensions), found {}", pairs, dump_json(*section));
+    if (!three || sum != pairs)
+      rope.fault("mrope_section", "expected three counts that sum to {} (half of the rotary dimensions), found {}", pairs,
+                 dump_json(*section));
   } else {  // frequencies in turn: t, h, w, t, h, ...
     const int64_t h = (pairs + 1) / 3, w = pairs / 3;
     config.mrope_section = {static_cast<int32_t>(pairs - h - w), static_cast<int32_t>(h), static_cast<int32_t>(w)};
@@ -166,7 +171,8 @@ void parse_mrope_section(const Section& rope, ModelConfig& config) {
 
 void apply_yarn(const Section& rope, double theta, ModelConfig& config) {
   Yarn yarn;
-  yarn.original_max_position_embeddings = rope.integer("original_max_position_embeddings", 1, kMaxPositions, config.max_position_embeddings);
+  yarn.original_max_position_embeddings =
+      rope.integer("original_max_position_embeddings", 1, kMaxPositions, config.max_position_embeddings);
   if (yarn.original_max_position_embeddings == 0) return;  // max_position_embeddings is at fault already
   const double implied = static_cast<double>(config.max_position_embeddings) / static_cast<double>(yarn.original_max_position_embeddings);
   yarn.factor = rope.number("factor", implied);
@@ -177,8 +183,9 @@ void apply_yarn(const Section& rope, double theta, ModelConfig& config) {
   if (yarn.beta_fast < yarn.beta_slow) return rope.fault("beta_fast", "{} is below beta_slow {}", yarn.beta_fast, yarn.beta_slow);
 
   const double mscale = rope.number("mscale", 0, -1e-300), mscale_all_dim = rope.number("mscale_all_dim", 0, -1e-300);
-  const double attention_factor = mscale != 0 && mscale_all_dim != 0 ? yarn_mscale(yarn.factor, mscale) / yarn_mscale(yarn.factor, mscale_all_dim)
-                                                                      : yarn_mscale(yarn.factor);
+  const double attention_factor = mscale != 0 && mscale_all_dim != 0
+                                      ? yarn_mscale(yarn.factor, mscale) / yarn_mscale(yarn.factor, mscale_all_dim)
+                                      : yarn_mscale(yarn.factor);
   config.rope_scale = static_cast<float>(rope.number("attention_factor", attention_factor));
   config.inv_freq = yarn_inv_freq(yarn, theta, config.rotary_dim);
   // Overriding rope_parameters alone extends the window.
@@ -198,7 +205,9 @@ void parse_rope(const Section& text, ModelConfig& config) {
   const double partial = at != nullptr ? at->number("partial_rotary_factor", 0.25) : 0.25;
   config.rotary_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) * partial);
   if (partial > 1 || config.rotary_dim < 2 || config.rotary_dim % 2 != 0) {
-    return (at != nullptr ? *at : text).fault("partial_rotary_factor", "{} of head_dim {} is not an even number of dimensions from 2 to head_dim", partial, config.head_dim);
+    return (at != nullptr ? *at : text)
+        .fault("partial_rotary_factor", "{} of head_dim {} is not an even number of dimensions from 2 to head_dim", partial,
+               config.head_dim);
   }
   at = having("rope_theta", {&rope, &text});
   const double theta = at != nullptr ? at->number("rope_theta", 1e7, 1) : 1e7;
@@ -227,7 +236,8 @@ bool check_model_type(const Section& top, const Section& text) {
   if (const Json* architectures = top.find("architectures")) {
     const auto known = [](const Json& name) { return name == "Qwen3_5ForConditionalGeneration" || name == "Qwen3_5ForCausalLM"; };
     if (!architectures->is_array() || std::none_of(architectures->begin(), architectures->end(), known)) {
-      top.fault("architectures", "{} is not supported, only Qwen3_5ForConditionalGeneration and Qwen3_5ForCausalLM", dump_json(*architectures));
+      top.fault("architectures", "{} is not supported, only Qwen3_5ForConditionalGeneration and Qwen3_5ForCausalLM",
+                dump_json(*architectures));
     }
   }
   if (const Json* vision = top.find("vision_config"); vision != nullptr && vision->is_object()) {
@@ -257,18 +267,21 @@ void parse_text(const Section& top, const Section& text, ModelConfig& config) {
   config.linear_key_head_dim = text.integer("linear_key_head_dim", 1, kMaxHeads, 128);
   config.linear_value_head_dim = text.integer("linear_value_head_dim", 1, kMaxHeads, 128);
   config.linear_conv_kernel_dim = text.integer("linear_conv_kernel_dim", 1, kMaxHeads, 4);
-  if (config.linear_conv_kernel_dim != 4) text.fault("linear_conv_kernel_dim", "{} is not supported, only 4", config.linear_conv_kernel_dim);
+  if (config.linear_conv_kernel_dim != 4)
+    text.fault("linear_conv_kernel_dim", "{} is not supported, only 4", config.linear_conv_kernel_dim);
   config.rms_norm_eps = static_cast<float>(text.number("rms_norm_eps", 1e-6));
   config.max_position_embeddings = text.integer("max_position_embeddings", 1, kMaxPositions);
   config.mtp_num_hidden_layers = text.integer("mtp_num_hidden_layers", 0, kMaxExtent, 0);
-  if (config.mtp_num_hidden_layers > 1) text.fault("mtp_num_hidden_layers", "{} is not supported, only 0 and 1", config.mtp_num_hidden_layers);
+  if (config.mtp_num_hidden_layers > 1)
+    text.fault("mtp_num_hidden_layers", "{} is not supported, only 0 and 1", config.mtp_num_hidden_layers);
   check_divides(text, "num_attention_heads", config.num_attention_heads, "num_key_value_heads", config.num_key_value_heads);
   check_divides(text, "linear_num_value_heads", config.linear_num_value_heads, "linear_num_key_heads", config.linear_num_key_heads);
 
   text.only<std::string>("hidden_act", text.text("hidden_act"), "silu", "the MLP of this family is a SwiGLU");
   text.only("attention_bias", text.boolean("attention_bias"), false, "no linear layer of this family has a bias");
   text.only("attn_output_gate", text.boolean("attn_output_gate"), true, "q_proj of this family carries query and gate");
-  text.only("mtp_use_dedicated_embeddings", text.boolean("mtp_use_dedicated_embeddings"), false, "the MTP head shares the main model's embeddings");
+  text.only("mtp_use_dedicated_embeddings", text.boolean("mtp_use_dedicated_embeddings"), false,
+            "the MTP head shares the main model's embeddings");
   text.only<std::string>("mamba_ssm_dtype", text.text("mamba_ssm_dtype"), "float32", "the recurrent state is kept in float32");
 
   parse_eos(text, config.vocab_size, config.eos_token_ids);
@@ -320,10 +333,13 @@ Result<ModelConfig> parse_config(const Json& config, std::string name) {
 Result<ModelConfig> load_config(const std::filesystem::path& model_dir) {
   std::error_code error;
   if (!std::filesystem::exists(model_dir, error)) {
-    return make_error(ErrorCode::kNotFound, "{}: no such directory; expected a model directory as downloaded, with config.json and *.safetensors", model_dir.string());
+    return make_error(ErrorCode::kNotFound,
+                      "{}: no such directory; expected a model directory as downloaded, with config.json and *.safetensors",
+                      model_dir.string());
   }
   if (!std::filesystem::is_directory(model_dir, error)) {
-    return invalid_argument("{}: not a directory; expected a model directory as downloaded, with config.json and *.safetensors", model_dir.string());
+    return invalid_argument("{}: not a directory; expected a model directory as downloaded, with config.json and *.safetensors",
+                            model_dir.string());
   }
   auto json = read_json_file(model_dir / "config.json");
   if (!json && json.error().code == ErrorCode::kNotFound) {

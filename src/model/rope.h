@@ -7,10 +7,10 @@ namespace quern::model {
 
 /// YaRN as transformers computes it (Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023).
 struct Yarn {
-  double factor = 1;                        // extension of the window
+  double factor = 1;  // extension of the window
   int64_t original_max_position_embeddings = 0;
-  double beta_fast = 32, beta_slow = 1;     // rotations over the original window: faster ones are kept, slower ones interpolated
-  bool truncate = true;                     // bounds of the ramp are whole dimensions
+  double beta_fast = 32, beta_slow = 1;  // rotations over the original window: faster ones are kept, slower ones interpolated
+  bool truncate = true;                  // bounds of the ramp are whole dimensions
 };
 
 /// theta^(-2i / rotary_dim), i = 0 .. rotary_dim / 2 - 1, computed in f32.

@@ -25,8 +25,8 @@ std::string expected_found(const Shape& expected, const TensorRef& found) {
 
 class Accountant {
  public:
-  Accountant(const model::ModelConfig& config, const DeclaredQuantization& declared, const Checkpoint& checkpoint, const LoadOptions& options, bool files_ok,
-             Faults& faults)
+  Accountant(const model::ModelConfig& config, const DeclaredQuantization& declared, const Checkpoint& checkpoint,
+             const LoadOptions& options, bool files_ok, Faults& faults)
       : config_(config), declared_(declared), options_(options), files_ok_(files_ok), faults_(faults) {
     for (const std::string& note : checkpoint.notes()) inventory().notes.push_back(note);
     for (const auto& [stored, ref] : checkpoint.tensors()) sort_in(ref);
@@ -87,7 +87,8 @@ class Accountant {
     const bool wanted = options_.with_mtp.value_or(stored && config_.mtp_num_hidden_layers != 0);
     inventory().has_mtp = wanted && stored;
     if (options_.with_mtp == true && !stored && files_ok_) faults_.add("mtp.*: the MTP head was asked for, and the checkpoint has none");
-    if (stored && config_.mtp_num_hidden_layers == 0 && !options_.with_mtp) note("the checkpoint's MTP head is not used: mtp_num_hidden_layers is 0");
+    if (stored && config_.mtp_num_hidden_layers == 0 && !options_.with_mtp)
+      note("the checkpoint's MTP head is not used: mtp_num_hidden_layers is 0");
   }
 
   void vector(const TensorSpec& spec) {
@@ -134,7 +135,8 @@ class Accountant {
     constexpr std::array kPackedParameters{"qweight", "weight_packed", "weight_scale_2", "weight_packed_scale"};
     for (const std::string_view parameter : kPackedParameters) {
       if (const TensorRef packed = find(module, parameter)) {
-        return missing(name, fmt::format("; {} is there: weights packed to fewer than 8 bits (GPTQ, AWQ, NVFP4, MXFP4) are not supported", packed.name));
+        return missing(name, fmt::format("; {} is there: weights packed to fewer than 8 bits (GPTQ, AWQ, NVFP4, MXFP4) are not supported",
+                                         packed.name));
       }
     }
     if (name == "lm_head.weight") {
@@ -157,7 +159,8 @@ class Accountant {
     }
     const Shape whole{rows, entry.stored.in_features};
     if (entry.weight.tensor->shape == whole) {
-      if (merges_seen_.insert(merged.name).second) note("{} is read as the rows of {}, in this order", entry.weight.name, fmt::join(merged.members, ", "));
+      if (merges_seen_.insert(merged.name).second)
+        note("{} is read as the rows of {}, in this order", entry.weight.name, fmt::join(merged.members, ", "));
       return true;
     }
     if (consumed_.count(entry.weight.name) == 0) faults_.add("{}: {}", entry.weight.name, expected_found(whole, entry.weight));
@@ -179,7 +182,9 @@ class Accountant {
       case DType::kBF16: entry.stored.scheme = WeightScheme::kBF16; return true;
       case DType::kF16: entry.stored.scheme = WeightScheme::kF16; return true;
       case DType::kE4M3: break;
-      default: faults_.add("{}: stored as {}, which is not supported; quern loads {}", weight.name, weight.tensor->dtype_text, kSupportedDtypes); return false;
+      default:
+        faults_.add("{}: stored as {}, which is not supported; quern loads {}", weight.name, weight.tensor->dtype_text, kSupportedDtypes);
+        return false;
     }
     const TensorRef inverse = find(stored_module, "weight_scale_inv"), plain = find(stored_module, "weight_scale");
     if (inverse && plain) {
@@ -190,7 +195,8 @@ class Accountant {
     }
     entry.scale = inverse ? inverse : plain;
     if (!entry.scale) {
-      if (files_ok_) faults_.add("{}: stored as F8_E4M3 without weight_scale_inv or weight_scale; its values mean nothing without a scale", weight.name);
+      if (files_ok_)
+        faults_.add("{}: stored as F8_E4M3 without weight_scale_inv or weight_scale; its values mean nothing without a scale", weight.name);
       return false;
     }
     consume(entry.scale);
@@ -199,8 +205,9 @@ class Accountant {
     auto scheme = scheme_of_scale(shape, rows, columns, /*block_first=*/static_cast<bool>(inverse));
     if (!scheme && segments > 1 && shape.num_elements() == segments) scheme = WeightScheme::kFp8Tensor;
     if (!scheme) {
-      faults_.add("{}: shape {} fits no scheme of a weight {}; expected one element, [{}, 1], or [{}, {}]", entry.scale.name, shape.to_string(),
-                  weight.tensor->shape.to_string(), rows, ceil_div(rows, ops::kScaleBlock), ceil_div(columns, ops::kScaleBlock));
+      faults_.add("{}: shape {} fits no scheme of a weight {}; expected one element, [{}, 1], or [{}, {}]", entry.scale.name,
+                  shape.to_string(), weight.tensor->shape.to_string(), rows, ceil_div(rows, ops::kScaleBlock),
+                  ceil_div(columns, ops::kScaleBlock));
       return false;
     }
     entry.stored.scheme = *scheme;
@@ -224,13 +231,15 @@ class Accountant {
     }
     consume(input);
     const int64_t elements = input.tensor->shape.num_elements();
-    if (elements != 1 && elements != segments) return faults_.add("{}: expected one element, the file has {}", input.name, input.tensor->shape.to_string());
+    if (elements != 1 && elements != segments)
+      return faults_.add("{}: expected one element, the file has {}", input.name, input.tensor->shape.to_string());
     entry.input_scale = input;
     entry.stored.static_input_scale = true;
   }
 
   void decide_runtime_quantization() {
-    const bool has_fp8 = std::any_of(account_.linears.begin(), account_.linears.end(), [](const auto& entry) { return ops::is_fp8(entry.second.stored.scheme); });
+    const bool has_fp8 = std::any_of(account_.linears.begin(), account_.linears.end(),
+                                     [](const auto& entry) { return ops::is_fp8(entry.second.stored.scheme); });
     if (options_.quantize_fp8 && has_fp8) note("--quantization fp8 has no effect: the checkpoint is FP8 already");
     for (auto& [name, entry] : account_.linears) {
       entry.quantize = entry.quantize && !has_fp8;
@@ -263,7 +272,8 @@ class Accountant {
       consume(ref);
       const int64_t elements = ref.tensor->shape.num_elements();
       if (elements != 1 && elements != config_.num_key_value_heads) {
-        faults_.add("{}: expected one element or {}, one per kv head, the file has {}", ref.name, config_.num_key_value_heads, ref.tensor->shape.to_string());
+        faults_.add("{}: expected one element or {}, one per kv head, the file has {}", ref.name, config_.num_key_value_heads,
+                    ref.tensor->shape.to_string());
         continue;
       }
       auto values = read_scales(ref);
@@ -309,7 +319,9 @@ class Accountant {
       }
     }
     for (const std::string& name : unused_) inventory().ignored.push_back(name);
-    if (!unused_.empty()) note("{} scales are not used, such as {}: the weight is not stored as FP8, or its activations are quantized dynamically", unused_.size(), unused_.front());
+    if (!unused_.empty())
+      note("{} scales are not used, such as {}: the weight is not stored as FP8, or its activations are quantized dynamically",
+           unused_.size(), unused_.front());
   }
 
   bool is_scale_of_unquantized(std::string_view canonical) const {
@@ -331,12 +343,16 @@ class Accountant {
       const bool agrees = declared ? declared->scheme == entry.stored.scheme : !ops::is_fp8(entry.stored.scheme);
       if (agrees || !declared_.present()) continue;
       if (++others == 1) {
-        example = fmt::format("{} is declared {} and stored as {}", entry.weight.name, declared ? ops::weight_scheme_name(declared->scheme) : "unquantized",
-                              ops::weight_scheme_name(entry.stored.scheme));
+        example =
+            fmt::format("{} is declared {} and stored as {}", entry.weight.name,
+                        declared ? ops::weight_scheme_name(declared->scheme) : "unquantized", ops::weight_scheme_name(entry.stored.scheme));
       }
     }
-    if (others != 0) note("quantization_config disagrees with {} of {} linear weights, e.g. {}; what is stored decides", others, account_.linears.size(), example);
-    if (!declared_.present() && fp8 != 0) note("config.json has no quantization_config, but {} weights are stored in FP8 with scales; they are used as stored", fp8);
+    if (others != 0)
+      note("quantization_config disagrees with {} of {} linear weights, e.g. {}; what is stored decides", others, account_.linears.size(),
+           example);
+    if (!declared_.present() && fp8 != 0)
+      note("config.json has no quantization_config, but {} weights are stored in FP8 with scales; they are used as stored", fp8);
   }
 
   const model::ModelConfig& config_;
@@ -363,8 +379,8 @@ std::optional<WeightScheme> scheme_of_scale(const Shape& scale, int64_t rows, in
   return std::nullopt;
 }
 
-Account account_for(const model::ModelConfig& config, const DeclaredQuantization& declared, const Checkpoint& checkpoint, const LoadOptions& options,
-                    bool files_ok, Faults& faults) {
+Account account_for(const model::ModelConfig& config, const DeclaredQuantization& declared, const Checkpoint& checkpoint,
+                    const LoadOptions& options, bool files_ok, Faults& faults) {
   return Accountant(config, declared, checkpoint, options, files_ok, faults).run();
 }
 

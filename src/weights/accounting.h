@@ -29,10 +29,10 @@ struct Account {
   std::map<std::string, TensorRef, std::less<>> vectors;
 };
 
-/// Matches what the model asks for with what the checkpoint has. Everything that does not fit becomes a fault; `files_ok` is false when shards
-/// could not be opened, so that tensors that are not there prove nothing.
-Account account_for(const model::ModelConfig& config, const DeclaredQuantization& declared, const Checkpoint& checkpoint, const LoadOptions& options,
-                    bool files_ok, Faults& faults);
+/// Matches what the model asks for with what the checkpoint has. Everything that does not fit becomes a fault; `files_ok` is false when
+/// shards could not be opened, so that tensors that are not there prove nothing.
+Account account_for(const model::ModelConfig& config, const DeclaredQuantization& declared, const Checkpoint& checkpoint,
+                    const LoadOptions& options, bool files_ok, Faults& faults);
 
 /// What a scale of this shape means for an e4m3 weight [rows, columns]: one per 128 x 128 block, per row, or for all; empty: none of them.
 /// One element for a weight of at most one block means either: `block_first` (weight_scale_inv) decides.

@@ -17,7 +17,9 @@ constexpr std::string_view kMtpName = "mtp.safetensors";
 
 /// Shards lie inside the model directory: a relative path without "..". Links are followed, download caches are made of them.
 bool stays_inside(const fs::path& shard) {
-  if (shard.empty() || shard.is_absolute() || shard.native().find('\\') != std::string::npos || shard.native().find('\0') != std::string::npos) return false;
+  if (shard.empty() || shard.is_absolute() || shard.native().find('\\') != std::string::npos ||
+      shard.native().find('\0') != std::string::npos)
+    return false;
   return std::none_of(shard.begin(), shard.end(), [](const fs::path& part) { return part == ".." || part == "."; });
 }
 
@@ -31,7 +33,8 @@ Error no_checkpoint(const fs::path& dir) {
     }
   }
   const std::string found = others.empty() ? "no weights of any kind" : fmt::format("{}", fmt::join(others, ", "));
-  return make_error(ErrorCode::kNotFound, "{}: expected {} or {}, found {}; quern loads safetensors checkpoints as released on Hugging Face", dir.string(),
+  return make_error(ErrorCode::kNotFound,
+                    "{}: expected {} or {}, found {}; quern loads safetensors checkpoints as released on Hugging Face", dir.string(),
                     kIndexName, kSingleName, found);
 }
 
@@ -59,9 +62,11 @@ void Checkpoint::open_file(const fs::path& path, bool is_extra, Faults& faults) 
   for (const auto& [name, tensor] : opened.tensors()) {
     const auto [place, is_new] = tensors_.emplace(std::string_view(name), TensorRef{&opened, &tensor, name});
     used += is_new;
-    if (!is_new && !is_extra) faults.add("{}: in {} and in {}", name, place->second.file->path().filename().string(), path.filename().string());
+    if (!is_new && !is_extra)
+      faults.add("{}: in {} and in {}", name, place->second.file->path().filename().string(), path.filename().string());
   }
-  if (is_extra && used != 0) notes_.push_back(fmt::format("{}: {} tensors are read from it, though no index names it", path.filename().string(), used));
+  if (is_extra && used != 0)
+    notes_.push_back(fmt::format("{}: {} tensors are read from it, though no index names it", path.filename().string(), used));
 }
 
 void Checkpoint::follow_index(const fs::path& index, Faults& faults) {

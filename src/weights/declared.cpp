@@ -13,8 +13,8 @@ namespace {
 using ops::WeightScheme;
 
 constexpr std::string_view kSupported =
-    "quern loads BF16 checkpoints and FP8 ones: quant_method \"fp8\" (128 x 128 blocks or one scale a tensor), \"compressed-tensors\" with 8-bit "
-    "float weights, \"modelopt\" with quant_algo FP8";
+    "quern loads BF16 checkpoints and FP8 ones: quant_method \"fp8\" (128 x 128 blocks or one scale a tensor), \"compressed-tensors\" "
+    "with 8-bit float weights, \"modelopt\" with quant_algo FP8";
 
 /// `*` stands for any run of characters.
 bool glob_matches(std::string_view pattern, std::string_view text) {
@@ -58,7 +58,9 @@ bool is_128x128(const Json& block) {
   return block.is_array() && block.size() == 2 && block[0] == 128 && block[1] == 128;
 }
 
-bool is_fp8(const Json& arguments) { return text_of(arguments, "type") == "float" && member(arguments, "num_bits") != nullptr && arguments["num_bits"] == 8; }
+bool is_fp8(const Json& arguments) {
+  return text_of(arguments, "type") == "float" && member(arguments, "num_bits") != nullptr && arguments["num_bits"] == 8;
+}
 
 }  // namespace
 
@@ -168,7 +170,8 @@ class DeclaredParser {
 
   void fp8(const Json& json) {
     result_.method_ = "fp8";
-    if (const std::string format = text_of(json, "fmt"); !format.empty() && format != "e4m3") faults_.add("fmt \"{}\" is not supported, only \"e4m3\"", format);
+    if (const std::string format = text_of(json, "fmt"); !format.empty() && format != "e4m3")
+      faults_.add("fmt \"{}\" is not supported, only \"e4m3\"", format);
     const bool is_static = text_of(json, "activation_scheme") == "static";
     const Json* block = member(json, "weight_block_size");
     if (block != nullptr && !is_128x128(*block)) faults_.add("weight_block_size {} is not supported, only [128, 128]", dump_json(*block));
@@ -182,7 +185,8 @@ class DeclaredParser {
     result_.method_ = "compressed-tensors";
     for (const std::string_view key : {"transform_config", "sparsity_config"}) {
       const Json* value = member(json, key);
-      if (value != nullptr && !value->empty() && text_of(*value, "format") != "dense") faults_.add("{} is not supported: weights would have to be transformed first", key);
+      if (value != nullptr && !value->empty() && text_of(*value, "format") != "dense")
+        faults_.add("{} is not supported: weights would have to be transformed first", key);
     }
     const Json* groups = member(json, "config_groups");
     if (groups == nullptr || !groups->is_object()) {
@@ -199,8 +203,8 @@ class DeclaredParser {
     if (weights == nullptr || !is_fp8(*weights)) {
       const Json* bits = weights != nullptr ? member(*weights, "num_bits") : nullptr;
       const std::string format = text_of(group, "format"), type = weights != nullptr ? text_of(*weights, "type") : "";
-      faults_.add("config_groups.{}: weights of type \"{}\" with {} bits{} are not supported; {}", name, type, bits != nullptr ? dump_json(*bits) : "no",
-                  format.empty() ? "" : fmt::format(" (format {})", format), kSupported);
+      faults_.add("config_groups.{}: weights of type \"{}\" with {} bits{} are not supported; {}", name, type,
+                  bits != nullptr ? dump_json(*bits) : "no", format.empty() ? "" : fmt::format(" (format {})", format), kSupported);
       return;
     }
     DeclaredScheme scheme;
@@ -212,7 +216,9 @@ class DeclaredParser {
     } else if (strategy == "block") {
       scheme.scheme = WeightScheme::kFp8Block;
       const Json* block = member(*weights, "block_structure");
-      if (block == nullptr || !is_128x128(*block)) faults_.add("config_groups.{}: block_structure {} is not supported, only [128, 128]", name, block != nullptr ? dump_json(*block) : "null");
+      if (block == nullptr || !is_128x128(*block))
+        faults_.add("config_groups.{}: block_structure {} is not supported, only [128, 128]", name,
+                    block != nullptr ? dump_json(*block) : "null");
     } else {
       faults_.add("config_groups.{}: weights.strategy \"{}\" is not supported, only \"tensor\", \"channel\" and \"block\"", name, strategy);
     }
@@ -246,7 +252,8 @@ class DeclaredParser {
     } else if (algorithm == "FP8_PB_WO") {
       all_linears({WeightScheme::kFp8Block, false});
     } else {
-      faults_.add("quant_algo {} of ModelOpt is not supported, only FP8, FP8_PER_CHANNEL_PER_TOKEN and FP8_PB_WO; {}", algorithm.empty() ? "(none)" : algorithm, kSupported);
+      faults_.add("quant_algo {} of ModelOpt is not supported, only FP8, FP8_PER_CHANNEL_PER_TOKEN and FP8_PB_WO; {}",
+                  algorithm.empty() ? "(none)" : algorithm, kSupported);
     }
     const std::string kv = text_of(json, "kv_cache_quant_algo");
     if (kv == "FP8") {

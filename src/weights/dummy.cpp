@@ -13,8 +13,8 @@ namespace {
 using ops::WeightScheme;
 
 /// The scales of a slice, cut from the grid of the whole tensor.
-Result<void> stage_scale(const SyntheticTensor& tensor, const ops::LinearShape& whole, const Range& rows, const Range& columns, Staging& staging,
-                         std::string_view purpose, ops::LinearSource& source) {
+Result<void> stage_scale(const SyntheticTensor& tensor, const ops::LinearShape& whole, const Range& rows, const Range& columns,
+                         Staging& staging, std::string_view purpose, ops::LinearSource& source) {
   std::vector<float> scales;
   Shape shape;
   switch (whole.scheme) {
@@ -81,8 +81,9 @@ Result<StagedTensor> DummySource::vector(std::string_view name, ops::Device& dev
   StagedTensor staged;
   Staging staging(device, stream, staged.buffers);
   const int64_t elements = shape.num_elements();
-  ASSIGN_OR_RETURN(staged.view, staging.make_rows(dtype, 1, elements, name,
-                                                  [&, type = dtype](int64_t, int64_t, std::byte* out) { tensor.fill(type, 0, elements, out); }));
+  ASSIGN_OR_RETURN(staged.view, staging.make_rows(dtype, 1, elements, name, [&, type = dtype](int64_t, int64_t, std::byte* out) {
+    tensor.fill(type, 0, elements, out);
+  }));
   staged.view.shape = shape;
   return staged;
 }

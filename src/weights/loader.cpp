@@ -21,8 +21,12 @@ using ops::WeightScheme;
 class StoredRows {
  public:
   StoredRows(const LinearEntry& entry, const Range& rows, const Range& columns)
-      : ref_(entry.weight), dtype_(ops::stored_dtype(entry.stored.scheme)), columns_(columns), row_columns_(entry.stored.in_features),
-        row_begin_(entry.row_begin + rows.begin), num_rows_(rows.size()) {}
+      : ref_(entry.weight),
+        dtype_(ops::stored_dtype(entry.stored.scheme)),
+        columns_(columns),
+        row_columns_(entry.stored.in_features),
+        row_begin_(entry.row_begin + rows.begin),
+        num_rows_(rows.size()) {}
 
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] int64_t num_rows() const { return num_rows_; }
@@ -44,14 +48,15 @@ class StoredRows {
  private:
   [[nodiscard]] std::span<const std::byte> bytes(int64_t row, int64_t column, int64_t count) const {
     const size_t element = dtype_size(dtype_);
-    return ref_.bytes().subspan(static_cast<size_t>((row_begin_ + row) * row_columns_ + column) * element, static_cast<size_t>(count) * element);
+    return ref_.bytes().subspan(static_cast<size_t>((row_begin_ + row) * row_columns_ + column) * element,
+                                static_cast<size_t>(count) * element);
   }
   [[nodiscard]] Result<void> check(std::span<const std::byte> span, int64_t row, int64_t column) const {
     const auto bad = find_non_finite(span, dtype_);
     if (!bad) return {};
     const int64_t at = static_cast<int64_t>(*bad) + column;
-    return invalid_argument("{}: element [{}, {}] is not a finite number{}; the file is damaged, or was written by a faulty conversion", ref_.name,
-                            row_begin_ + row + at / row_columns_, at % row_columns_,
+    return invalid_argument("{}: element [{}, {}] is not a finite number{}; the file is damaged, or was written by a faulty conversion",
+                            ref_.name, row_begin_ + row + at / row_columns_, at % row_columns_,
                             dtype_ == DType::kE4M3 ? fmt::format(" (e4m3 code {:#04x})", std::to_integer<int>(span[*bad])) : "");
   }
 
@@ -94,7 +99,8 @@ Result<void> stage_quantized(const StoredRows& rows, Staging& staging, std::stri
 }
 
 /// The scales of a slice, widened to f32 in the layout of LinearSource.
-Result<void> stage_scale(const LinearEntry& entry, const Range& rows, const Range& columns, Staging& staging, std::string_view purpose, LinearSource& source) {
+Result<void> stage_scale(const LinearEntry& entry, const Range& rows, const Range& columns, Staging& staging, std::string_view purpose,
+                         LinearSource& source) {
   const auto first_row = static_cast<size_t>(entry.row_begin + rows.begin);
   switch (entry.stored.scheme) {
     case WeightScheme::kF32:
@@ -117,7 +123,8 @@ Result<void> stage_scale(const LinearEntry& entry, const Range& rows, const Rang
       std::vector<float> grid;
       for (int64_t r = block_rows.begin; r < block_rows.end; ++r) {
         ASSIGN_OR_RETURN(const std::vector<float> row,
-                         read_scales(entry.scale, static_cast<size_t>(r * stored_columns + block_columns.begin), static_cast<size_t>(block_columns.size())));
+                         read_scales(entry.scale, static_cast<size_t>(r * stored_columns + block_columns.begin),
+                                     static_cast<size_t>(block_columns.size())));
         grid.insert(grid.end(), row.begin(), row.end());
       }
       ASSIGN_OR_RETURN(source.scale, staging.copy(grid, {block_rows.size(), block_columns.size()}, purpose));
@@ -139,7 +146,8 @@ Result<std::optional<float>> read_input_scale(const LinearEntry& entry) {
 
 }  // namespace
 
-Result<std::unique_ptr<WeightSource>> CheckpointSource::open(const std::filesystem::path& model_dir, const model::ModelConfig& config, const LoadOptions& options) {
+Result<std::unique_ptr<WeightSource>> CheckpointSource::open(const std::filesystem::path& model_dir, const model::ModelConfig& config,
+                                                             const LoadOptions& options) {
   ASSIGN_OR_RETURN(const DeclaredQuantization declared, DeclaredQuantization::parse(config.quantization));
   Faults faults;
   ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(model_dir, faults));
@@ -178,7 +186,8 @@ Result<StagedTensor> CheckpointSource::vector(std::string_view name, ops::Device
   CHECK_MSG(found != account_.vectors.end(), std::string(name));
   const auto& [dtype, shape] = inventory().vectors.find(name)->second;
   const TensorRef& ref = found->second;
-  if (const auto bad = find_non_finite(ref.bytes(), dtype)) return invalid_argument("{}: element {} is not a finite number; the file is damaged", ref.name, *bad);
+  if (const auto bad = find_non_finite(ref.bytes(), dtype))
+    return invalid_argument("{}: element {} is not a finite number; the file is damaged", ref.name, *bad);
   StagedTensor staged;
   ASSIGN_OR_RETURN(staged.view, Staging(device, stream, staged.buffers).borrow(ref.bytes(), dtype, shape, name));
   return staged;

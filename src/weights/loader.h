@@ -13,7 +13,8 @@ namespace quern::weights {
 class CheckpointSource final : public WeightSource {
  public:
   /// Opens DIR and accounts for every tensor in it; all faults in one error.
-  static Result<std::unique_ptr<WeightSource>> open(const std::filesystem::path& model_dir, const model::ModelConfig& config, const LoadOptions& options);
+  static Result<std::unique_ptr<WeightSource>> open(const std::filesystem::path& model_dir, const model::ModelConfig& config,
+                                                    const LoadOptions& options);
 
   [[nodiscard]] const Inventory& inventory() const override { return account_.inventory; }
   Result<StagedLinear> linear(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) override;

@@ -17,7 +17,8 @@ constexpr std::array kQkv{"q_proj"sv, "k_proj"sv, "v_proj"sv};
 constexpr std::array kGateUp{"gate_proj"sv, "up_proj"sv};
 constexpr std::array kQkvz{"in_proj_qkv"sv, "in_proj_z"sv};
 constexpr std::array kBa{"in_proj_b"sv, "in_proj_a"sv};
-constexpr std::array kMerged{Merged{"qkv_proj", kQkv}, Merged{"gate_up_proj", kGateUp}, Merged{"in_proj_qkvz", kQkvz}, Merged{"in_proj_ba", kBa}};
+constexpr std::array kMerged{Merged{"qkv_proj", kQkv}, Merged{"gate_up_proj", kGateUp}, Merged{"in_proj_qkvz", kQkvz},
+                             Merged{"in_proj_ba", kBa}};
 
 struct KvSpelling {
   std::string_view ending;
@@ -25,12 +26,24 @@ struct KvSpelling {
 };
 using enum KvScaleName::Kind;
 constexpr std::array kKvSpellings{
-    KvSpelling{"k_scale", kKey},                KvSpelling{"v_scale", kValue},              KvSpelling{"q_scale", kQuery},
-    KvSpelling{"kv_scale", kKeyAndValue},       KvSpelling{"attn.k_scale", kKey},           KvSpelling{"attn.v_scale", kValue},
-    KvSpelling{"attn.q_scale", kQuery},         KvSpelling{"attn.kv_scale", kKeyAndValue},  KvSpelling{"k_proj.k_scale", kKey},
-    KvSpelling{"v_proj.v_scale", kValue},       KvSpelling{"q_proj.q_scale", kQuery},       KvSpelling{"k_proj.output_scale", kKey},
-    KvSpelling{"v_proj.output_scale", kValue},  KvSpelling{"q_proj.output_scale", kQuery},  KvSpelling{"qkv_proj.k_scale", kKey},
-    KvSpelling{"qkv_proj.v_scale", kValue},     KvSpelling{"qkv_proj.q_scale", kQuery},     KvSpelling{"qkv_proj.kv_scale", kKeyAndValue},
+    KvSpelling{"k_scale", kKey},
+    KvSpelling{"v_scale", kValue},
+    KvSpelling{"q_scale", kQuery},
+    KvSpelling{"kv_scale", kKeyAndValue},
+    KvSpelling{"attn.k_scale", kKey},
+    KvSpelling{"attn.v_scale", kValue},
+    KvSpelling{"attn.q_scale", kQuery},
+    KvSpelling{"attn.kv_scale", kKeyAndValue},
+    KvSpelling{"k_proj.k_scale", kKey},
+    KvSpelling{"v_proj.v_scale", kValue},
+    KvSpelling{"q_proj.q_scale", kQuery},
+    KvSpelling{"k_proj.output_scale", kKey},
+    KvSpelling{"v_proj.output_scale", kValue},
+    KvSpelling{"q_proj.output_scale", kQuery},
+    KvSpelling{"qkv_proj.k_scale", kKey},
+    KvSpelling{"qkv_proj.v_scale", kValue},
+    KvSpelling{"qkv_proj.q_scale", kQuery},
+    KvSpelling{"qkv_proj.kv_scale", kKeyAndValue},
 };
 
 /// "layers.0.mlp.gate_proj" -> {"layers.0.mlp.", "gate_proj"}
@@ -75,7 +88,9 @@ const Merged* merge_of(std::string_view module) {
   return nullptr;
 }
 
-std::string merged_module(std::string_view module, const Merged& merged) { return fmt::format("{}{}", split_last(module).first, merged.name); }
+std::string merged_module(std::string_view module, const Merged& merged) {
+  return fmt::format("{}{}", split_last(module).first, merged.name);
+}
 
 std::optional<KvScaleName> parse_kv_scale(std::string_view canonical) {
   constexpr std::string_view kAttention = "self_attn.";
@@ -89,7 +104,8 @@ std::optional<KvScaleName> parse_kv_scale(std::string_view canonical) {
 
 bool looks_like_scale(std::string_view canonical) {
   const std::string_view last = split_last(canonical).second;
-  for (const std::string_view part : {"scale"sv, "zero_point"sv, "qzeros"sv, "qweight"sv, "g_idx"sv, "packed"sv, "absmax"sv, "quant"sv, "scb"sv, "SCB"sv})
+  for (const std::string_view part :
+       {"scale"sv, "zero_point"sv, "qzeros"sv, "qweight"sv, "g_idx"sv, "packed"sv, "absmax"sv, "quant"sv, "scb"sv, "SCB"sv})
     if (last.find(part) != std::string_view::npos) return true;
   return false;
 }

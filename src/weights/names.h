@@ -29,7 +29,7 @@ bool covers(std::string_view entry, std::string_view module);
 
 /// A projection that some checkpoints store as rows of one merged tensor (model-spec.md 2.7).
 struct Merged {
-  std::string_view name;                  // "gate_up_proj"
+  std::string_view name;                      // "gate_up_proj"
   std::span<const std::string_view> members;  // in row order
 };
 /// The merge that `module` ("layers.0.mlp.gate_proj") may be part of.

@@ -98,7 +98,9 @@ class HeaderReader final : public SortedJson::json_sax_t {
     fault_ = name_.empty() ? std::string(reason) : fmt::format("{}: {}", name_, reason);
     return false;
   }
-  bool scalar() { return metadata_ || (depth_ == 2 && field_ != "dtype" && field_ != "shape" && field_ != "data_offsets") || fail("unexpected value"); }
+  bool scalar() {
+    return metadata_ || (depth_ == 2 && field_ != "dtype" && field_ != "shape" && field_ != "data_offsets") || fail("unexpected value");
+  }
   bool number(std::optional<uint64_t> value) {
     if (list_ == nullptr) return scalar();
     if (!value) return fail("negative or fractional number in shape or data_offsets");
@@ -113,7 +115,8 @@ class HeaderReader final : public SortedJson::json_sax_t {
     if (shape_.size() > Shape::kMaxRank) return fail("has more than five extents");
     if (offsets_.size() != 2 || offsets_[0] > offsets_[1]) return fail("data_offsets are not [begin, end]");
     if (offsets_[1] > data_size_) {
-      return fail(fmt::format("its data ends at byte {} but the file ends at byte {}; is it truncated?", offsets_[1] + data_begin_, data_size_ + data_begin_));
+      return fail(fmt::format("its data ends at byte {} but the file ends at byte {}; is it truncated?", offsets_[1] + data_begin_,
+                              data_size_ + data_begin_));
     }
     t.dtype = dtype_from_safetensors(t.dtype_text);
     t.offset = data_begin_ + offsets_[0];
@@ -165,11 +168,13 @@ Result<TensorMap> parse_safetensors_header(std::span<const std::byte> bytes, siz
   constexpr std::string_view kLfs = "version https://git-lfs";
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (text.starts_with(kLfs)) return invalid_argument("{}: a Git LFS pointer, not the file itself; fetch it with `git lfs pull`", what);
-  if (bytes.size() < kLengthBytes) return invalid_argument("{}: {} bytes are too few for a safetensors file; is the download complete?", what, file_size);
+  if (bytes.size() < kLengthBytes)
+    return invalid_argument("{}: {} bytes are too few for a safetensors file; is the download complete?", what, file_size);
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, bytes.data(), kLengthBytes);
   if (header_bytes > kMaxHeaderBytes) {
-    return invalid_argument("{}: a header of {} bytes is over the limit of {}; is this a safetensors file?", what, header_bytes, kMaxHeaderBytes);
+    return invalid_argument("{}: a header of {} bytes is over the limit of {}; is this a safetensors file?", what, header_bytes,
+                            kMaxHeaderBytes);
   }
   if (header_bytes > bytes.size() - kLengthBytes) {
     return invalid_argument("{}: the header has {} bytes but the file only {}; is the download complete?", what, header_bytes, file_size);
@@ -179,7 +184,8 @@ Result<TensorMap> parse_safetensors_header(std::span<const std::byte> bytes, siz
   if (header.empty() || header.front() != '{') return invalid_argument("{}: the header is not a JSON object", what);
   if (!SortedJson::sax_parse(header.begin(), header.end(), &reader)) return invalid_argument("{}: {}", what, reader.fault());
   TensorMap tensors = std::move(reader).take();
-  if (const auto overlap = find_overlap(tensors)) return invalid_argument("{}: {} and {} share bytes", what, overlap->first, overlap->second);
+  if (const auto overlap = find_overlap(tensors))
+    return invalid_argument("{}: {} and {} share bytes", what, overlap->first, overlap->second);
   return tensors;
 }
 

@@ -26,9 +26,9 @@ struct StoredTensor {
 
 using TensorMap = std::map<std::string, StoredTensor, std::less<>>;
 
-/// Reads the header of a safetensors file of `file_size` bytes that starts with `bytes`. Refused, naming the tensor: headers that are longer
-/// than the file or 100 MB, names that occur twice, data outside the file, data that overlaps, sizes that are not shape times dtype, more than
-/// five extents. `what` names the file in errors.
+/// Reads the header of a safetensors file of `file_size` bytes that starts with `bytes`. Refused, naming the tensor: headers that are
+/// longer than the file or 100 MB, names that occur twice, data outside the file, data that overlaps, sizes that are not shape times dtype,
+/// more than five extents. `what` names the file in errors.
 Result<TensorMap> parse_safetensors_header(std::span<const std::byte> bytes, size_t file_size, std::string_view what);
 
 /// A safetensors file, mapped. Immutable, so that several threads may read it.
@@ -38,7 +38,9 @@ class SafetensorsFile {
 
   [[nodiscard]] const TensorMap& tensors() const { return tensors_; }
   [[nodiscard]] const std::filesystem::path& path() const { return file_.path(); }
-  [[nodiscard]] std::span<const std::byte> bytes(const StoredTensor& tensor) const { return file_.bytes().subspan(tensor.offset, tensor.size); }
+  [[nodiscard]] std::span<const std::byte> bytes(const StoredTensor& tensor) const {
+    return file_.bytes().subspan(tensor.offset, tensor.size);
+  }
   void will_need(const StoredTensor& tensor) const { file_.will_need(tensor.offset, tensor.size); }
   void done_with(const StoredTensor& tensor) const { file_.done_with(tensor.offset, tensor.size); }
 

@@ -20,10 +20,16 @@ inline Range clip(int64_t begin, int64_t end, int64_t extent) {
   CHECK(0 <= range.begin && range.begin <= range.end && range.end <= extent);
   return range;
 }
-inline Range row_range(const Slice& slice, const ops::LinearShape& shape) { return clip(slice.row_begin, slice.row_end, shape.out_features); }
-inline Range column_range(const Slice& slice, const ops::LinearShape& shape) { return clip(slice.column_begin, slice.column_end, shape.in_features); }
+inline Range row_range(const Slice& slice, const ops::LinearShape& shape) {
+  return clip(slice.row_begin, slice.row_end, shape.out_features);
+}
+inline Range column_range(const Slice& slice, const ops::LinearShape& shape) {
+  return clip(slice.column_begin, slice.column_end, shape.in_features);
+}
 
 /// The scale blocks that a range touches.
-inline Range blocks_of(const Range& range) { return {range.begin / ops::kScaleBlock, range.size() == 0 ? range.begin / ops::kScaleBlock : ceil_div(range.end, ops::kScaleBlock)}; }
+inline Range blocks_of(const Range& range) {
+  return {range.begin / ops::kScaleBlock, range.size() == 0 ? range.begin / ops::kScaleBlock : ceil_div(range.end, ops::kScaleBlock)};
+}
 
 }  // namespace quern::weights

@@ -40,7 +40,8 @@ Result<Inventory> inventory_from_config(const model::ModelConfig& config, const 
   inventory.fp8_kv_declared = declared.fp8_kv();
   const DType dtype = dtype_of(config);
   const bool quantize = options.quantize_fp8 && !declared.present();
-  if (options.quantize_fp8 && declared.present()) inventory.notes.emplace_back("--quantization fp8 has no effect: the checkpoint is FP8 already");
+  if (options.quantize_fp8 && declared.present())
+    inventory.notes.emplace_back("--quantization fp8 has no effect: the checkpoint is FP8 already");
   for (const model::TensorSpec& spec : model::tensor_specs(config, inventory.has_mtp)) {
     if (spec.kind == model::TensorKind::kVector) {
       inventory.vectors.emplace(spec.name, std::pair(dtype, spec.shape));
@@ -59,7 +60,8 @@ Result<Inventory> inventory_from_config(const model::ModelConfig& config, const 
   return inventory;
 }
 
-Result<std::unique_ptr<WeightSource>> open_weights(const std::filesystem::path& model_dir, const model::ModelConfig& config, const LoadOptions& options) {
+Result<std::unique_ptr<WeightSource>> open_weights(const std::filesystem::path& model_dir, const model::ModelConfig& config,
+                                                   const LoadOptions& options) {
   switch (options.format) {
     case LoadFormat::kDummy: {
       ASSIGN_OR_RETURN(Inventory inventory, inventory_from_config(config, options));

@@ -78,6 +78,8 @@ Result<std::vector<float>> read_scales(const TensorRef& ref, size_t begin, size_
   return values;
 }
 
-Result<std::vector<float>> read_scales(const TensorRef& ref) { return read_scales(ref, 0, static_cast<size_t>(ref.tensor->shape.num_elements())); }
+Result<std::vector<float>> read_scales(const TensorRef& ref) {
+  return read_scales(ref, 0, static_cast<size_t>(ref.tensor->shape.num_elements()));
+}
 
 }  // namespace quern::weights

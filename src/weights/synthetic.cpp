@@ -43,11 +43,12 @@ struct Recipe {
 };
 
 Recipe recipe_of(std::string_view name, const Shape& shape) {
-  if (name.ends_with("A_log")) return {true, -5.5, -1.0};         // exp: 0.004 .. 0.37
+  if (name.ends_with("A_log")) return {true, -5.5, -1.0};  // exp: 0.004 .. 0.37
   if (name.ends_with("dt_bias")) return {true, -6.0, 4.0};
   if (name.ends_with("linear_attn.norm.weight")) return {false, 1.0, 0.1};
   if (name.ends_with("conv1d.weight")) return {false, 0.0, 0.4};
-  if (name.ends_with("norm.weight") || name.find("norm_") != std::string_view::npos || shape.rank() == 1) return {false, 0.0, 0.1};  // y = x (1 + w)
+  if (name.ends_with("norm.weight") || name.find("norm_") != std::string_view::npos || shape.rank() == 1)
+    return {false, 0.0, 0.1};  // y = x (1 + w)
   const double fan_in = std::sqrt(static_cast<double>(std::max<int64_t>(shape[shape.rank() - 1], 1)));
   const bool vocabulary = name == "embed_tokens.weight" || name == "lm_head.weight";
   return {false, 0.0, (vocabulary ? 2.0 : 1.0) / fan_in};
@@ -66,7 +67,8 @@ const std::array<uint8_t, kLevels>& code_levels() {
 /// Round to nearest even, to f16; for values that f16 has as normal numbers or near zero.
 uint16_t to_f16(float x) {
   const float magnitude = std::fabs(x);
-  if (magnitude < 0x1p-14f) return static_cast<uint16_t>((std::signbit(x) ? 0x8000 : 0) | static_cast<uint16_t>(std::nearbyint(magnitude * 0x1p24f)));
+  if (magnitude < 0x1p-14f)
+    return static_cast<uint16_t>((std::signbit(x) ? 0x8000 : 0) | static_cast<uint16_t>(std::nearbyint(magnitude * 0x1p24f)));
   const uint32_t u = std::bit_cast<uint32_t>(magnitude), rounded = u + 0xfffu + ((u >> 13) & 1u);
   return static_cast<uint16_t>((std::signbit(x) ? 0x8000 : 0) | ((rounded >> 13) - (112u << 10)));
 }

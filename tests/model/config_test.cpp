@@ -78,7 +78,8 @@ TEST(ModelConfig, DerivesTheLayerPatternFromTheInterval) {
   const auto config = parse_config(json, "test");
   ASSERT_OK(config);
   using enum LayerType;
-  EXPECT_THAT(config->layers, ElementsAre(kLinearAttention, kLinearAttention, kFullAttention, kLinearAttention, kLinearAttention, kFullAttention, kLinearAttention));
+  EXPECT_THAT(config->layers, ElementsAre(kLinearAttention, kLinearAttention, kFullAttention, kLinearAttention, kLinearAttention,
+                                          kFullAttention, kLinearAttention));
 }
 
 TEST(ModelConfig, AcceptsTheOlderRopeSpellings) {
@@ -155,12 +156,21 @@ struct YarnCase {
 
 TEST(ModelConfig, ComputesYarnAsTransformersDoes) {
   const YarnCase cases[] = {
-      {R"({"factor": 4.0, "original_max_position_embeddings": 262144})", 1.138629436111989, 1048576,
-       {1.0, 0.08058421313762665, 0.006493816617876291, 0.0014330126577988267, 0.00025693507632240653, 1.844922371674329e-05, 8.495520660289912e-07, 4.1370427084075345e-08}},
-      {R"({"factor": 4.0, "original_max_position_embeddings": 32768, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.2})", 0.9405715251010841, 262144,
-       {1.0, 0.08058421313762665, 0.006493816617876291, 0.0010031089186668396, 7.905694656074047e-05, 1.0542413292569108e-05, 8.495520660289912e-07, 4.1370427084075345e-08}},
-      {R"({"factor": 2.0, "original_max_position_embeddings": 4096, "attention_factor": 1.5, "truncate": false})", 1.5, 262144,
-       {1.0, 0.08058421313762665, 0.004598781932145357, 0.0007165063288994133, 0.00015811389312148094, 2.1084826585138217e-05, 1.6991041320579825e-06, 8.274085416815069e-08}},
+      {R"({"factor": 4.0, "original_max_position_embeddings": 262144})",
+       1.138629436111989,
+       1048576,
+       {1.0, 0.08058421313762665, 0.006493816617876291, 0.0014330126577988267, 0.00025693507632240653, 1.844922371674329e-05,
+        8.495520660289912e-07, 4.1370427084075345e-08}},
+      {R"({"factor": 4.0, "original_max_position_embeddings": 32768, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.2})",
+       0.9405715251010841,
+       262144,
+       {1.0, 0.08058421313762665, 0.006493816617876291, 0.0010031089186668396, 7.905694656074047e-05, 1.0542413292569108e-05,
+        8.495520660289912e-07, 4.1370427084075345e-08}},
+      {R"({"factor": 2.0, "original_max_position_embeddings": 4096, "attention_factor": 1.5, "truncate": false})",
+       1.5,
+       262144,
+       {1.0, 0.08058421313762665, 0.004598781932145357, 0.0007165063288994133, 0.00015811389312148094, 2.1084826585138217e-05,
+        1.6991041320579825e-06, 8.274085416815069e-08}},
   };
   const size_t positions[] = {0, 5, 10, 13, 16, 20, 25, 31};
   for (const YarnCase& c : cases) {
@@ -180,7 +190,9 @@ TEST(ModelConfig, SaysWhatIsSupportedWhenTheModelIsAnother) {
   Json json = released();
   json["model_type"] = "qwen3_5_moe";
   json["text_config"]["model_type"] = "qwen3_5_moe_text";
-  EXPECT_THAT(error_of(json), HasSubstr("model_type: \"qwen3_5_moe\" (mixture of experts) is not supported; quern serves the dense Qwen3.5, Qwen3.6 and Qwen3.8"));
+  EXPECT_THAT(
+      error_of(json),
+      HasSubstr("model_type: \"qwen3_5_moe\" (mixture of experts) is not supported; quern serves the dense Qwen3.5, Qwen3.6 and Qwen3.8"));
   EXPECT_THAT(error_of(json), Not(HasSubstr("faults")));
   EXPECT_THAT(error_of(Json{{"model_type", "llama"}, {"hidden_size", 64}}), HasSubstr("\"llama\" is not supported"));
   EXPECT_THAT(error_of(Json::object()), HasSubstr("model_type: missing"));
@@ -206,11 +218,14 @@ TEST(ModelConfig, ListsAllFaultsAtOnceWithTheirKeys) {
   text["vocab_size"] = "many";
   const std::string message = error_of(json);
   EXPECT_THAT(message, HasSubstr("config.json of test: "));
-  for (const char* part : {"text_config.hidden_size: missing", "text_config.num_attention_heads: 23 is not a multiple of num_key_value_heads 4",
-                           "text_config.linear_num_value_heads: 47 is not a multiple", "text_config.layer_types: expected a list of num_hidden_layers = 64 entries, found 65",
-                           "text_config.hidden_act: \"gelu\" is not supported", "text_config.attention_bias: true", "text_config.attn_output_gate: false",
-                           "text_config.rms_norm_eps: expected a number above 0, found -1", "text_config.rope_parameters.mrope_section: expected three counts that sum to 32",
-                           "text_config.mtp_num_hidden_layers: 2", "text_config.vocab_size: expected a whole number"}) {
+  for (const char* part :
+       {"text_config.hidden_size: missing", "text_config.num_attention_heads: 23 is not a multiple of num_key_value_heads 4",
+        "text_config.linear_num_value_heads: 47 is not a multiple",
+        "text_config.layer_types: expected a list of num_hidden_layers = 64 entries, found 65",
+        "text_config.hidden_act: \"gelu\" is not supported", "text_config.attention_bias: true", "text_config.attn_output_gate: false",
+        "text_config.rms_norm_eps: expected a number above 0, found -1",
+        "text_config.rope_parameters.mrope_section: expected three counts that sum to 32", "text_config.mtp_num_hidden_layers: 2",
+        "text_config.vocab_size: expected a whole number"}) {
     EXPECT_THAT(message, HasSubstr(part));
   }
 }
