@@ -36,9 +36,11 @@ Result<BenchEngine> start_bench_engine(ModelOptions options, int32_t num_seqs, i
   RETURN_IF_ERROR(check_runnable(result.plan));
   const worker::WorkerLimits& limits = result.plan.limits;
   if (limits.max_model_len < model_len)
-    return make_error(ErrorCode::kResourceExhausted, "input and output are {} tokens, but only {} fit into one sequence", model_len, limits.max_model_len);
+    return make_error(ErrorCode::kResourceExhausted, "input and output are {} tokens, but only {} fit into one sequence", model_len,
+                      limits.max_model_len);
   if (seqs_must_fit && limits.num_slots < num_seqs)
-    return make_error(ErrorCode::kResourceExhausted, "a batch has {} sequences, but only {} fit into memory together", num_seqs, limits.num_slots);
+    return make_error(ErrorCode::kResourceExhausted, "a batch has {} sequences, but only {} fit into memory together", num_seqs,
+                      limits.num_slots);
   ASSIGN_OR_RETURN(std::unique_ptr<worker::WorkerGroup> workers, start_planned(result.plan));
   result.engine = engine::Engine::start(std::move(workers), engine_options(options));
   return result;

@@ -20,8 +20,8 @@ struct BenchEngine {
   std::unique_ptr<engine::Engine> engine;
 };
 
-/// Starts an engine that can run `num_seqs` sequences of `model_len` tokens together; limits that the user gave stay as they are, and an error says which of
-/// them is too small.
+/// Starts an engine that can run `num_seqs` sequences of `model_len` tokens together; limits that the user gave stay as they are, and an
+/// error says which of them is too small.
 Result<BenchEngine> start_bench_engine(ModelOptions options, int32_t num_seqs, int32_t model_len, bool seqs_must_fit);
 
 struct BenchRequest {

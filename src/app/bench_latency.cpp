@@ -74,17 +74,20 @@ void print(const LatencySamples& samples, const LatencyOptions& options) {
   const double average = mean(samples.latencies);
   fmt::print("Avg latency: {} seconds\n", average);
   fmt::print("Std latency: {} seconds\n", standard_deviation(samples.latencies));
-  for (const int percent : kPercentiles) fmt::print("{}% percentile latency: {} seconds\n", percent, percentile(samples.latencies, percent));
+  for (const int percent : kPercentiles)
+    fmt::print("{}% percentile latency: {} seconds\n", percent, percentile(samples.latencies, percent));
   // Prefill and decode apart: the throughput above mixes both.
   const double sequences = options.batch_size * options.n;
   fmt::print("Mean time to first token: {:.1f} ms\n", mean(samples.first_tokens) * 1e3);
-  if (!samples.decode_rates.empty()) fmt::print("Median decode speed after it: {:.2f} tokens/s per sequence\n", percentile(samples.decode_rates, 50));
+  if (!samples.decode_rates.empty())
+    fmt::print("Median decode speed after it: {:.2f} tokens/s per sequence\n", percentile(samples.decode_rates, 50));
   fmt::print("Output tokens per second of the whole batch: {:.2f}, with input {:.2f}\n", sequences * options.output_len / average,
              sequences * (options.input_len + options.output_len) / average);
 }
 
 Result<void> bench_latency(const LatencyOptions& options) {
-  ASSIGN_OR_RETURN(const BenchEngine bench, start_bench_engine(options.model, options.batch_size * options.n, options.input_len + options.output_len, true));
+  ASSIGN_OR_RETURN(const BenchEngine bench,
+                   start_bench_engine(options.model, options.batch_size * options.n, options.input_len + options.output_len, true));
   ASSIGN_OR_RETURN(const LatencySamples samples, measure(*bench.engine, options));
   print(samples, options);
   return save_result(options.output_json, as_json(samples, bench.plan));
@@ -96,18 +99,19 @@ Command bench_latency_command() {
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   auto options = std::make_shared<LatencyOptions>();
   Command command{.name = "bench latency", .summary = "Time of one batch from submission to the last token"};
-  command.groups.push_back({"Benchmark",
-                            {
-                                {"--input-len", "N", "Tokens of every prompt (default 32)", to_integer(options->input_len, 1, kMax)},
-                                {"--output-len", "N", "Tokens of every output (default 128)", to_integer(options->output_len, 1, kMax)},
-                                {"--batch-size", "N", "Prompts of a batch (default 8)", to_integer(options->batch_size, 1, 1 << 16)},
-                                {"--n", "N", "Sequences of every prompt (default 1)", to_integer(options->n, 1, 1 << 10)},
-                                {"--num-iters-warmup", "N", "Batches before the clock runs (default 10)", to_integer(options->num_iters_warmup, 0, kMax)},
-                                {"--num-iters", "N", "Batches that are timed (default 30)", to_integer(options->num_iters, 1, kMax)},
-                                {"--output-json", "FILE", "Write the result to this file", to_text(options->output_json)},
-                                {"--seed", "N", "Seed of prompts and sampling (default 0)", to_integer(options->seed, 0, std::numeric_limits<int64_t>::max())},
-                                without_effect(options->model, "--disable-detokenize", "", "this benchmark never detokenizes"),
-                            }});
+  command.groups.push_back(
+      {"Benchmark",
+       {
+           {"--input-len", "N", "Tokens of every prompt (default 32)", to_integer(options->input_len, 1, kMax)},
+           {"--output-len", "N", "Tokens of every output (default 128)", to_integer(options->output_len, 1, kMax)},
+           {"--batch-size", "N", "Prompts of a batch (default 8)", to_integer(options->batch_size, 1, 1 << 16)},
+           {"--n", "N", "Sequences of every prompt (default 1)", to_integer(options->n, 1, 1 << 10)},
+           {"--num-iters-warmup", "N", "Batches before the clock runs (default 10)", to_integer(options->num_iters_warmup, 0, kMax)},
+           {"--num-iters", "N", "Batches that are timed (default 30)", to_integer(options->num_iters, 1, kMax)},
+           {"--output-json", "FILE", "Write the result to this file", to_text(options->output_json)},
+           {"--seed", "N", "Seed of prompts and sampling (default 0)", to_integer(options->seed, 0, std::numeric_limits<int64_t>::max())},
+           without_effect(options->model, "--disable-detokenize", "", "this benchmark never detokenizes"),
+       }});
   add_model_options(command, options->model);
   command.run = [options]() -> int {
     if (Result<void> done = bench_latency(*options); !done) {

@@ -42,15 +42,19 @@ Result<std::string> model_name(const HttpAddress& address, const BenchServeOptio
   Result<HttpReply> reply = http_call(address, {.path = "/v1/models", .headers = headers});
   if (!reply) return reply.error().with_context(address.host());
   const Result<Json> models = parse_json(reply->body, "/v1/models");
-  if (reply->status != 200 || !models || !models->is_object() || !models->contains("data") || models->at("data").empty() || !models->at("data")[0].contains("id"))
-    return make_error(ErrorCode::kUnavailable, "{}: /v1/models answered {} and names no model; is the server ready? --model gives the name", address.host(), reply->status);
+  if (reply->status != 200 || !models || !models->is_object() || !models->contains("data") || models->at("data").empty() ||
+      !models->at("data")[0].contains("id"))
+    return make_error(ErrorCode::kUnavailable, "{}: /v1/models answered {} and names no model; is the server ready? --model gives the name",
+                      address.host(), reply->status);
   return models->at("data")[0]["id"].get<std::string>();
 }
 
-/// Token ids for completions: lengths are exact and no tokenizer is needed on either side. Chat takes text: one short word for a token, about.
+/// Token ids for completions: lengths are exact and no tokenizer is needed on either side. Chat takes text: one short word for a token,
+/// about.
 PlannedRequest plan_request(const BenchServeOptions& options, const std::string& model, uint64_t index) {
   const uint64_t seed = static_cast<uint64_t>(options.seed) * 1'000'003 + index;
-  const std::vector<int32_t> prompt = random_prompt(seed, random_length(seed * 2, options.input_len, options.range_ratio), options.vocab_size);
+  const std::vector<int32_t> prompt =
+      random_prompt(seed, random_length(seed * 2, options.input_len, options.range_ratio), options.vocab_size);
   const int32_t output_len = random_length(seed * 2 + 1, options.output_len, options.range_ratio);
   Json body{{"model", model}, {"stream", true}, {"stream_options", {{"include_usage", true}}}, {"temperature", 0.0}};
   if (options.ignore_eos) body["ignore_eos"] = true;
@@ -58,10 +62,12 @@ PlannedRequest plan_request(const BenchServeOptions& options, const std::string&
     body["prompt"] = prompt;
     body["max_tokens"] = output_len;
   } else {
-    constexpr const char* kWords[] = {"river", "stone", "light", "paper", "seven", "green", "house", "table", "north", "music", "water", "train"};
+    constexpr const char* kWords[] = {"river", "stone", "light", "paper", "seven", "green",
+                                      "house", "table", "north", "music", "water", "train"};
     std::string text;
-    for (const int32_t token : prompt) text += fmt::format("{}{}", text.empty() ? "" : " ", kWords[static_cast<size_t>(token) % std::size(kWords)]);
-    body["messages"] = {{{"role", "user"}, {"content", text}}};
+    for (const int32_t token : prompt)
+      text += fmt::format("{}{}", text.empty() ? "" : " ", kWords[static_cast<size_t>(token) % std::size(kWords)]);
+    body["messages"] = Json::array({Json{{"role", "user"}, {"content", text}}});
     body["max_completion_tokens"] = output_len;
   }
   return {dump_json(body), static_cast<int64_t>(prompt.size())};
@@ -83,17 +89,27 @@ Json full_result(const BenchServeOptions& options, const std::string& model, con
 }
 
 Result<void> bench_serve(const BenchServeOptions& options) {
-  ASSIGN_OR_RETURN(const HttpAddress address, HttpAddress::parse(options.base_url.empty() ? fmt::format("http://{}:{}", options.host, options.port) : options.base_url));
-  LoadOptions load{.backend = options.backend, .request_rate = options.request_rate, .max_concurrency = options.max_concurrency, .seed = static_cast<uint64_t>(options.seed)};
-  load.endpoint = !options.endpoint.empty() ? options.endpoint : options.backend == ServeBackend::kChat ? "/v1/chat/completions" : "/v1/completions";
-  if (const char* key = std::getenv("OPENAI_API_KEY"); key != nullptr && *key != '\0') load.headers.push_back(fmt::format("Authorization: Bearer {}", key));
+  ASSIGN_OR_RETURN(
+      const HttpAddress address,
+      HttpAddress::parse(options.base_url.empty() ? fmt::format("http://{}:{}", options.host, options.port) : options.base_url));
+  LoadOptions load{.backend = options.backend,
+                   .request_rate = options.request_rate,
+                   .max_concurrency = options.max_concurrency,
+                   .seed = static_cast<uint64_t>(options.seed)};
+  load.endpoint = !options.endpoint.empty()                ? options.endpoint
+                  : options.backend == ServeBackend::kChat ? "/v1/chat/completions"
+                                                           : "/v1/completions";
+  if (const char* key = std::getenv("OPENAI_API_KEY"); key != nullptr && *key != '\0')
+    load.headers.push_back(fmt::format("Authorization: Bearer {}", key));
   ASSIGN_OR_RETURN(const std::string model, model_name(address, options, load.headers));
 
   std::vector<PlannedRequest> requests;
   for (int32_t i = 0; i < options.num_prompts; ++i) requests.push_back(plan_request(options, model, static_cast<uint64_t>(i)));
   // One request outside the measurement shows whether anything works at all.
-  const ServingRun trial = generate_load(address, {requests[0]}, {.backend = load.backend, .endpoint = load.endpoint, .headers = load.headers, .request_rate = HUGE_VAL});
-  if (!trial.requests[0].succeeded) return make_error(ErrorCode::kUnavailable, "the first request failed, so nothing was measured: {}", trial.requests[0].error);
+  const ServingRun trial = generate_load(
+      address, {requests[0]}, {.backend = load.backend, .endpoint = load.endpoint, .headers = load.headers, .request_rate = HUGE_VAL});
+  if (!trial.requests[0].succeeded)
+    return make_error(ErrorCode::kUnavailable, "the first request failed, so nothing was measured: {}", trial.requests[0].error);
 
   const ServingRun run = generate_load(address, requests, load);
   for (const ServedRequest& request : run.requests) {
@@ -104,15 +120,17 @@ Result<void> bench_serve(const BenchServeOptions& options) {
   fmt::print("{}\n", serving_report_text(run, options.report));
   if (!options.save_result && !options.save_detailed) return {};
   const Json result = full_result(options, model, run);
-  const std::filesystem::path file =
-      options.result_filename.empty() ? std::filesystem::path(fmt::format("quern-serve-{}.json", result["date"].get<std::string>())) : options.result_filename;
+  const std::filesystem::path file = options.result_filename.empty()
+                                         ? std::filesystem::path(fmt::format("quern-serve-{}.json", result["date"].get<std::string>()))
+                                         : options.result_filename;
   RETURN_IF_ERROR(write_file(file, dump_json(result) + "\n"));
   log_info("result written to {}", file.string());
   return {};
 }
 
 Setter to_backend(ServeBackend& target) {
-  return to_choice<ServeBackend>(target, {{"openai", ServeBackend::kCompletions}, {"vllm", ServeBackend::kCompletions}, {"openai-chat", ServeBackend::kChat}});
+  return to_choice<ServeBackend>(
+      target, {{"openai", ServeBackend::kCompletions}, {"vllm", ServeBackend::kCompletions}, {"openai-chat", ServeBackend::kChat}});
 }
 
 Setter to_metrics(std::vector<std::string>& target) {
@@ -167,10 +185,12 @@ OptionGroup load_group(BenchServeOptions& o) {
               {"--dataset-name", "NAME", "random: the only one", to_choice<std::string>(o.dataset_name, {{"random", "random"}})},
               {"--random-input-len,--input-len", "N", "Tokens of a prompt (default 1024)", to_integer(o.input_len, 1, kMax)},
               {"--random-output-len,--output-len", "N", "Tokens of an output (default 128)", to_integer(o.output_len, 1, kMax)},
-              {"--random-range-ratio", "R", "Lengths are drawn from length x (1 - R) to length x (1 + R) (default 0)", to_number(o.range_ratio, 0, 0.999)},
+              {"--random-range-ratio", "R", "Lengths are drawn from length x (1 - R) to length x (1 + R) (default 0)",
+               to_number(o.range_ratio, 0, 0.999)},
               {"--random-vocab-size", "N", "Prompt ids are below N (default 10000)", to_integer(o.vocab_size, 1, kMax)},
               {"--num-prompts", "N", "Number of requests (default 1000)", to_integer(o.num_prompts, 1, 1 << 20)},
-              {"--request-rate", "R", "Requests per second with exponential gaps; inf (default): all at once", to_number(o.request_rate, 1e-6, HUGE_VAL)},
+              {"--request-rate", "R", "Requests per second with exponential gaps; inf (default): all at once",
+               to_number(o.request_rate, 1e-6, HUGE_VAL)},
               {"--max-concurrency", "N", "Most requests under way at a time", to_concurrency(o.max_concurrency)},
               {"--ignore-eos", "", "Outputs have their full length", to_flag(o.ignore_eos)},
               {"--seed", "N", "Seed of prompts, lengths and gaps (default 0)", to_integer(o.seed, 0, std::numeric_limits<int64_t>::max())},

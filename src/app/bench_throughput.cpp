@@ -11,7 +11,8 @@
 #include "app/exit_code.h"
 #include "app/random_prompts.h"
 
-// `quern bench throughput`: all requests at once, from the first submission to the last token. Options, lines and JSON keys as vLLM's `bench throughput`.
+// `quern bench throughput`: all requests at once, from the first submission to the last token. Options, lines and JSON keys as vLLM's
+// `bench throughput`.
 
 namespace quern::app {
 namespace {
@@ -72,7 +73,8 @@ Json as_json(const ThroughputResult& result, const worker::ExecutionPlan& plan) 
 Result<void> bench_throughput(const ThroughputOptions& options) {
   // The longest that a draw can give; the prompts themselves need the vocabulary, which is known once the model is.
   const auto longest = [&](int32_t base) { return static_cast<int32_t>(base * (1 + options.range_ratio)) + 1; };
-  const int32_t model_len = options.range_ratio > 0 ? longest(options.input_len) + longest(options.output_len) : options.input_len + options.output_len;
+  const int32_t model_len =
+      options.range_ratio > 0 ? longest(options.input_len) + longest(options.output_len) : options.input_len + options.output_len;
   ASSIGN_OR_RETURN(const BenchEngine bench, start_bench_engine(options.model, options.num_prompts * options.n, model_len, false));
   const std::vector<BenchRequest> requests = make_requests(options, bench.engine->limits().vocab_size);
   ASSIGN_OR_RETURN(const ThroughputResult result, measure(*bench.engine, requests));
@@ -89,14 +91,17 @@ Command bench_throughput_command() {
   command.groups.push_back(
       {"Benchmark",
        {
-           {"--dataset-name", "NAME", "random: the only one of this benchmark", to_choice<std::string>(options->dataset_name, {{"random", "random"}})},
+           {"--dataset-name", "NAME", "random: the only one of this benchmark",
+            to_choice<std::string>(options->dataset_name, {{"random", "random"}})},
            {"--input-len,--random-input-len", "N", "Tokens of a prompt (default 1024)", to_integer(options->input_len, 1, kMax)},
            {"--output-len,--random-output-len", "N", "Tokens of an output (default 128)", to_integer(options->output_len, 1, kMax)},
-           {"--random-range-ratio", "R", "Lengths are drawn from length x (1 - R) to length x (1 + R) (default 0)", to_number(options->range_ratio, 0, 0.999)},
+           {"--random-range-ratio", "R", "Lengths are drawn from length x (1 - R) to length x (1 + R) (default 0)",
+            to_number(options->range_ratio, 0, 0.999)},
            {"--num-prompts", "N", "Number of prompts (default 1000)", to_integer(options->num_prompts, 1, 1 << 20)},
            {"--n", "N", "Sequences of every prompt (default 1)", to_integer(options->n, 1, 1 << 10)},
            {"--output-json", "FILE", "Write the result to this file", to_text(options->output_json)},
-           {"--seed", "N", "Seed of prompts, lengths and sampling (default 0)", to_integer(options->seed, 0, std::numeric_limits<int64_t>::max())},
+           {"--seed", "N", "Seed of prompts, lengths and sampling (default 0)",
+            to_integer(options->seed, 0, std::numeric_limits<int64_t>::max())},
            without_effect(options->model, "--disable-detokenize", "", "this benchmark never detokenizes"),
        }});
   add_model_options(command, options->model);

@@ -1,15 +1,14 @@
 #include "app/command_line.h"
 
 #include <CLI/CLI.hpp>
-
 #include <algorithm>
 #include <map>
 
 #include "app/build_info.h"
 #include "app/nearest.h"
 
-// CLI11 reads one option table; it throws, and this is the file that catches. Which command is meant, names with underscores, names of several letters
-// behind one dash (-tp) and the nearest name to an unknown one are settled before.
+// CLI11 reads one option table; it throws, and this is the file that catches. Which command is meant, names with underscores, names of
+// several letters behind one dash (-tp) and the nearest name to an unknown one are settled before.
 
 namespace quern::app {
 namespace {
@@ -126,7 +125,8 @@ void add_option(CLI::App& app, const OptionGroup& group, const Option& option, s
   };
   CLI::Option* added = nullptr;
   if (option.value.empty()) {
-    added = app.add_flag_callback(names, [store] { store({""}); }, option.help);
+    added = app.add_flag_callback(
+        names, [store] { store({""}); }, option.help);
   } else {
     added = app.add_option(names, CLI::callback_t(store), option.help);
     added->expected(1)->type_name(option.value);
@@ -142,13 +142,12 @@ Result<std::string> run_parser(const Command& command, std::vector<std::string> 
   app.set_help_flag("-h,--help", "Print this help and exit");
   std::optional<Error> failure;
   if (!command.positional.empty()) {
-    CLI::Option* positional = app.add_option(
-        command.positional,
-        CLI::callback_t([&](const CLI::results_t& values) {
-          if (Result<void> done = command.set_positional(values.back()); !done) failure = done.error().with_context(command.positional);
-          return true;
-        }),
-        "");
+    CLI::Option* positional = app.add_option(command.positional, CLI::callback_t([&](const CLI::results_t& values) {
+                                               if (Result<void> done = command.set_positional(values.back()); !done)
+                                                 failure = done.error().with_context(command.positional);
+                                               return true;
+                                             }),
+                                             "");
     positional->expected(1)->type_name("");
     if (command.positional_required) positional->required();
   }
@@ -187,8 +186,10 @@ Result<Invocation> parse_command_line(const std::vector<Command>& commands, std:
   if (arguments.empty()) return Error{ErrorCode::kInvalidArgument, "no command given\n\n" + program_help(commands), {}};
   const std::string& first = arguments[0];
   if (first == "--help" || first == "-h" || first == "help") return Invocation{nullptr, program_help(commands)};
-  if (first == "--version" || first == "-V" || first == "version") return Invocation{nullptr, fmt::format("quern {}\n", version_with_commit())};
-  if (looks_like_an_option(first)) return invalid_argument("options follow a command, and {} stands before one; `quern --help` lists the commands", first);
+  if (first == "--version" || first == "-V" || first == "version")
+    return Invocation{nullptr, fmt::format("quern {}\n", version_with_commit())};
+  if (looks_like_an_option(first))
+    return invalid_argument("options follow a command, and {} stands before one; `quern --help` lists the commands", first);
   ASSIGN_OR_RETURN(const Command* command, find_command(commands, arguments));
   const auto in_command = [&](Error error) { return error.with_context("quern " + command->name); };
   Result<std::vector<std::string>> normalized = normalize(*command, arguments);

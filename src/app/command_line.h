@@ -14,8 +14,8 @@ struct Invocation {
   std::string output;                // help or version, for stdout
 };
 
-/// Finds the command in `arguments` (argv without the program's name), stores all option values and says what to run. Underscores in option names are
-/// read as dashes. Errors are usage errors: an unknown command or option comes with the nearest known name.
+/// Finds the command in `arguments` (argv without the program's name), stores all option values and says what to run. Underscores in option
+/// names are read as dashes. Errors are usage errors: an unknown command or option comes with the nearest known name.
 Result<Invocation> parse_command_line(const std::vector<Command>& commands, std::span<const std::string> arguments);
 
 /// What `quern --help` prints.

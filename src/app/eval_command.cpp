@@ -23,9 +23,9 @@
 namespace quern::app {
 namespace {
 
-constexpr int32_t kDraftDepth = 2;               // a draft and the one chained to it
-constexpr int32_t kLikelihoodWindow = 2048;      // tokens of a window, unless --max-model-len says otherwise
-constexpr int32_t kLikelihoodLogitRows = 128;    // rows of a step in a likelihood run: bounds the memory of logits
+constexpr int32_t kDraftDepth = 2;             // a draft and the one chained to it
+constexpr int32_t kLikelihoodWindow = 2048;    // tokens of a window, unless --max-model-len says otherwise
+constexpr int32_t kLikelihoodLogitRows = 128;  // rows of a step in a likelihood run: bounds the memory of logits
 
 struct EvalOptions {
   ModelOptions model;
@@ -41,7 +41,8 @@ Result<std::string> read_input(const std::filesystem::path& file) {
 }
 
 Result<std::vector<int32_t>> read_tokens(const EvalOptions& options) {
-  if (options.tokens_file.empty() == options.text_file.empty()) return invalid_argument("quern eval: give either --tokens FILE or --text FILE");
+  if (options.tokens_file.empty() == options.text_file.empty())
+    return invalid_argument("quern eval: give either --tokens FILE or --text FILE");
   if (!options.text_file.empty()) {
     ASSIGN_OR_RETURN(const std::string text, read_input(options.text_file));
     return tokens_of_text(options.model.worker.model_dir, text);
@@ -52,7 +53,8 @@ Result<std::vector<int32_t>> read_tokens(const EvalOptions& options) {
   std::vector<int32_t> tokens;
   tokens.reserve(ids->size());
   for (const int64_t id : *ids) {
-    if (id < 0 || id > std::numeric_limits<int32_t>::max()) return invalid_argument("{}: {} is not a token id", options.tokens_file.string(), id);
+    if (id < 0 || id > std::numeric_limits<int32_t>::max())
+      return invalid_argument("{}: {} is not a token id", options.tokens_file.string(), id);
     tokens.push_back(static_cast<int32_t>(id));
   }
   if (tokens.empty()) return invalid_argument("{} holds no tokens", options.tokens_file.string());
@@ -63,7 +65,8 @@ Result<std::vector<int32_t>> positions_wanted(const EvalOptions& options, int32_
   std::vector<int32_t> positions;
   for (const int64_t at : options.logits_at) {
     const int64_t position = at < 0 ? at + num_tokens : at;
-    if (position < 0 || position >= num_tokens) return invalid_argument("--logits-at: position {} is outside the prompt of {} tokens", at, num_tokens);
+    if (position < 0 || position >= num_tokens)
+      return invalid_argument("--logits-at: position {} is outside the prompt of {} tokens", at, num_tokens);
     positions.push_back(static_cast<int32_t>(position));
   }
   std::sort(positions.begin(), positions.end());
@@ -71,7 +74,9 @@ Result<std::vector<int32_t>> positions_wanted(const EvalOptions& options, int32_
   return positions;
 }
 
-int32_t argmax(const std::vector<float>& logits) { return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()); }
+int32_t argmax(const std::vector<float>& logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
 
 void print_logits(const EvalLogits& result, bool json) {
   if (json) {
@@ -92,9 +97,11 @@ void print_logits(const EvalLogits& result, bool json) {
 void print_likelihood(const Likelihood& likelihood, int32_t window, bool json) {
   const double perplexity = likelihood.num_tokens > 0 ? std::exp(likelihood.nll / static_cast<double>(likelihood.num_tokens)) : 1.0;
   if (json) {
-    fmt::print("{}\n", Json{{"perplexity", perplexity}, {"tokens", likelihood.num_tokens}, {"nll", likelihood.nll}, {"window", window}}.dump());
+    fmt::print("{}\n",
+               Json{{"perplexity", perplexity}, {"tokens", likelihood.num_tokens}, {"nll", likelihood.nll}, {"window", window}}.dump());
   } else {
-    fmt::print("perplexity {:.4f}, {} tokens scored, nll {:.4f}, windows of {} tokens\n", perplexity, likelihood.num_tokens, likelihood.nll, window);
+    fmt::print("perplexity {:.4f}, {} tokens scored, nll {:.4f}, windows of {} tokens\n", perplexity, likelihood.num_tokens, likelihood.nll,
+               window);
   }
 }
 
@@ -106,7 +113,8 @@ Result<void> eval(const EvalOptions& options) {
   const bool likelihood = positions.empty() && !options.mtp;
   if (options.mtp && !first.limits.has_mtp) return make_error(ErrorCode::kUnsupported, "--mtp: this checkpoint has no MTP head");
   if (likelihood) {
-    const int32_t limit = options.model.worker.max_model_len > 0 ? options.model.worker.max_model_len : std::min(kLikelihoodWindow, first.limits.max_model_len);
+    const int32_t limit = options.model.worker.max_model_len > 0 ? options.model.worker.max_model_len
+                                                                 : std::min(kLikelihoodWindow, first.limits.max_model_len);
     const int32_t window = std::min(limit, num_tokens);
     ASSIGN_OR_RETURN(const worker::ExecutionPlan plan, plan_for_eval(first, window, kLikelihoodLogitRows));
     ASSIGN_OR_RETURN(const std::unique_ptr<worker::WorkerGroup> workers, start_planned(plan));
@@ -133,8 +141,10 @@ Command eval_command() {
        {
            {"--tokens", "FILE", "Token ids separated by blanks or commas; - reads stdin", to_path(options->tokens_file)},
            {"--text", "FILE", "Text for the model's tokenizer; - reads stdin", to_path(options->text_file)},
-           {"--logits-at", "LIST", "Positions whose logits are printed, e.g. 0,63,-1; without it the perplexity is", to_list(options->logits_at)},
-           {"--chunk", "N", "Rows of one step: multiples of 64 run as prompt rows, others as decode rows", to_integer(options->chunk, 1, std::numeric_limits<int32_t>::max())},
+           {"--logits-at", "LIST", "Positions whose logits are printed, e.g. 0,63,-1; without it the perplexity is",
+            to_list(options->logits_at)},
+           {"--chunk", "N", "Rows of one step: multiples of 64 run as prompt rows, others as decode rows",
+            to_integer(options->chunk, 1, std::numeric_limits<int32_t>::max())},
            {"--mtp", "", "Also the logits of two MTP drafts after the last token", to_flag(options->mtp)},
            {"--json", "", "Print JSON", to_flag(options->json)},
        }});

@@ -41,7 +41,8 @@ Result<worker::RunResult> execute(worker::WorkerGroup& workers, StepPlan plan) {
   StepResult result = workers.wait();
   if (result.error) return std::move(*result.error);
   CHECK(result.runs.size() == 1);
-  if (result.runs[0].non_finite) return make_error(ErrorCode::kInternal, "a logit is NaN or infinite; the checkpoint or a kernel is broken");
+  if (result.runs[0].non_finite)
+    return make_error(ErrorCode::kInternal, "a logit is NaN or infinite; the checkpoint or a kernel is broken");
   return std::move(result.runs[0]);
 }
 
@@ -62,7 +63,8 @@ std::vector<Piece> cut_prompt(int32_t num_tokens, int32_t chunk, int32_t max_row
   if (as_prompt) {
     const int32_t largest = max_rows / kBlock * kBlock;
     const int32_t size = chunk == 0 || chunk % kBlock != 0 ? largest : std::min(chunk, largest);
-    for (int32_t begin = 0; begin < num_tokens; begin += size) pieces.push_back({begin, std::min(begin + size, num_tokens), RowKind::kPrompt});
+    for (int32_t begin = 0; begin < num_tokens; begin += size)
+      pieces.push_back({begin, std::min(begin + size, num_tokens), RowKind::kPrompt});
     return pieces;
   }
   for (int32_t begin = 0; begin < num_tokens;) {
@@ -74,8 +76,8 @@ std::vector<Piece> cut_prompt(int32_t num_tokens, int32_t chunk, int32_t max_row
   return pieces;
 }
 
-Result<EvalLogits> eval_logits(worker::WorkerGroup& workers, const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions, int32_t chunk,
-                               int32_t draft_depth) {
+Result<EvalLogits> eval_logits(worker::WorkerGroup& workers, const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
+                               int32_t chunk, int32_t draft_depth) {
   RETURN_IF_ERROR(check_tokens(tokens, workers.limits()));
   const auto num_tokens = static_cast<int32_t>(tokens.size());
   const bool with_drafts = draft_depth > 0;
@@ -91,7 +93,8 @@ Result<EvalLogits> eval_logits(worker::WorkerGroup& workers, const std::vector<i
     if (i == 0) begin_sequence(plan, num_tokens + draft_depth);
     StepRun run = run_of(piece, tokens);
     const auto first_position = next_position;
-    for (; next_position != positions.end() && *next_position < piece.end; ++next_position) run.logit_rows.push_back(*next_position - piece.begin);
+    for (; next_position != positions.end() && *next_position < piece.end; ++next_position)
+      run.logit_rows.push_back(*next_position - piece.begin);
     const bool drafts_here = with_drafts && i + 2 == pieces.size();
     run.want = run.logit_rows.empty() && !drafts_here ? Want::kNothing : Want::kLogits;
     run.fill_mtp = with_drafts;
@@ -102,7 +105,8 @@ Result<EvalLogits> eval_logits(worker::WorkerGroup& workers, const std::vector<i
     plan.runs.push_back(std::move(run));
     ASSIGN_OR_RETURN(worker::RunResult got, execute(workers, std::move(plan)));
     CHECK(got.logits.size() == static_cast<size_t>(next_position - first_position));
-    for (size_t row = 0; row < got.logits.size(); ++row) result.positions.push_back({first_position[static_cast<ptrdiff_t>(row)], std::move(got.logits[row])});
+    for (size_t row = 0; row < got.logits.size(); ++row)
+      result.positions.push_back({first_position[static_cast<ptrdiff_t>(row)], std::move(got.logits[row])});
     if (drafts_here) result.drafts = std::move(got.draft_logits);
   }
   return result;
@@ -138,7 +142,8 @@ Result<worker::ExecutionPlan> plan_for_eval(const worker::ExecutionPlan& plan, i
   options.max_num_seqs = 1;
   options.max_model_len = capacity;
   options.max_logit_rows = std::max(logit_rows, 1);
-  if (!options.kv_cache_memory_bytes) options.kv_cache_memory_bytes = plan.memory.block_bytes * static_cast<uint64_t>(ceil_div(capacity, kBlock));
+  if (!options.kv_cache_memory_bytes)
+    options.kv_cache_memory_bytes = plan.memory.block_bytes * static_cast<uint64_t>(ceil_div(capacity, kBlock));
   return worker::make_plan(options, plan.config, plan.inventory, plan.traits);
 }
 

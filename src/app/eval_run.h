@@ -7,7 +7,8 @@
 #include "worker/plan.h"
 #include "worker/worker_group.h"
 
-// Evaluation: one sequence of given tokens through the workers themselves, without engine. The same StepPlans as in serving, slot 0, blocks 0, 1, ...
+// Evaluation: one sequence of given tokens through the workers themselves, without engine. The same StepPlans as in serving, slot 0, blocks
+// 0, 1, ...
 
 namespace quern::app {
 
@@ -17,8 +18,9 @@ struct Piece {
   worker::RowKind kind = worker::RowKind::kPrompt;
 };
 
-/// Cuts a prompt of `num_tokens` as `--chunk` says: 0, multiples of 64 and everything as long as the prompt give prompt rows in pieces of that size on the
-/// 64-grid; another size gives decode rows, so many at a time, further cut at every 64-boundary. No piece is longer than `max_rows`.
+/// Cuts a prompt of `num_tokens` as `--chunk` says: 0, multiples of 64 and everything as long as the prompt give prompt rows in pieces of
+/// that size on the 64-grid; another size gives decode rows, so many at a time, further cut at every 64-boundary. No piece is longer than
+/// `max_rows`.
 std::vector<Piece> cut_prompt(int32_t num_tokens, int32_t chunk, int32_t max_rows);
 
 /// Logits of one position, or of one draft.
@@ -27,13 +29,14 @@ struct PositionLogits {
   std::vector<float> logits;  // [vocab_size]
 };
 struct EvalLogits {
-  std::vector<PositionLogits> positions;  // as asked for, ascending
-  std::vector<std::vector<float>> drafts; // of the MTP chain after the last token
+  std::vector<PositionLogits> positions;   // as asked for, ascending
+  std::vector<std::vector<float>> drafts;  // of the MTP chain after the last token
 };
 
-/// The logits after the tokens at `positions` (ascending, inside the prompt). With `draft_depth` > 0 also those of an MTP chain whose first pair is the
-/// last token and the hidden state before it; the last token is then a piece of its own.
-Result<EvalLogits> eval_logits(worker::WorkerGroup& workers, const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions, int32_t chunk, int32_t draft_depth);
+/// The logits after the tokens at `positions` (ascending, inside the prompt). With `draft_depth` > 0 also those of an MTP chain whose first
+/// pair is the last token and the hidden state before it; the last token is then a piece of its own.
+Result<EvalLogits> eval_logits(worker::WorkerGroup& workers, const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
+                               int32_t chunk, int32_t draft_depth);
 
 /// Sum of -log p of every token but the first of each window of the model's length.
 struct Likelihood {

@@ -18,7 +18,8 @@ namespace {
 std::string error_text(int error) { return std::error_code(error, std::generic_category()).message(); }
 
 std::string request_text(const HttpAddress& address, const HttpCall& call) {
-  std::string text = fmt::format("{} {}{} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", call.method, address.prefix(), call.path, address.host());
+  std::string text =
+      fmt::format("{} {}{} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", call.method, address.prefix(), call.path, address.host());
   for (const std::string& header : call.headers) text += header + "\r\n";
   if (!call.body.empty()) text += fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n", call.body.size());
   return text + "\r\n" + call.body;
@@ -56,7 +57,8 @@ Result<HttpAddress> HttpAddress::parse(std::string_view url) {
   return address;
 }
 
-Result<std::unique_ptr<HttpExchange>> HttpExchange::start(const HttpAddress& address, const HttpCall& call, HttpResponseReader::OnBody on_body) {
+Result<std::unique_ptr<HttpExchange>> HttpExchange::start(const HttpAddress& address, const HttpCall& call,
+                                                          HttpResponseReader::OnBody on_body) {
   const int fd = socket(address.family_, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return make_error(ErrorCode::kResourceExhausted, "no socket for another request: {}", error_text(errno));
   std::unique_ptr<HttpExchange> exchange(new HttpExchange(fd, request_text(address, call), std::move(on_body)));
@@ -120,7 +122,8 @@ std::vector<size_t> poll_exchanges(const std::vector<HttpExchange*>& exchanges, 
 
 Result<HttpReply> http_call(const HttpAddress& address, const HttpCall& call) {
   HttpReply reply;
-  ASSIGN_OR_RETURN(const std::unique_ptr<HttpExchange> exchange, HttpExchange::start(address, call, [&](std::string_view bytes) { reply.body += bytes; }));
+  ASSIGN_OR_RETURN(const std::unique_ptr<HttpExchange> exchange,
+                   HttpExchange::start(address, call, [&](std::string_view bytes) { reply.body += bytes; }));
   for (bool complete = false; !complete;) {
     poll_exchanges({exchange.get()}, -1);
     ASSIGN_OR_RETURN(complete, exchange->advance());

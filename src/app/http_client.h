@@ -53,7 +53,8 @@ class HttpExchange {
   [[nodiscard]] const HttpResponseReader& response() const { return reader_; }
 
  private:
-  HttpExchange(int fd, std::string request, HttpResponseReader::OnBody on_body) : fd_(fd), outgoing_(std::move(request)), reader_(std::move(on_body)) {}
+  HttpExchange(int fd, std::string request, HttpResponseReader::OnBody on_body)
+      : fd_(fd), outgoing_(std::move(request)), reader_(std::move(on_body)) {}
   int fd_;
   bool connected_ = false;
   std::string outgoing_;

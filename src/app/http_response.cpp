@@ -44,7 +44,8 @@ Result<void> HttpResponseReader::feed(std::string_view bytes) {
     }
     const size_t newline = bytes.find('\n');
     line_ += bytes.substr(0, newline);
-    if (line_.size() > kMaxLine) return make_error(ErrorCode::kUnavailable, "the server's answer has a line of more than {} bytes", kMaxLine);
+    if (line_.size() > kMaxLine)
+      return make_error(ErrorCode::kUnavailable, "the server's answer has a line of more than {} bytes", kMaxLine);
     if (newline == std::string_view::npos) return {};
     bytes.remove_prefix(newline + 1);
     if (!line_.empty() && line_.back() == '\r') line_.pop_back();
@@ -99,7 +100,8 @@ Result<void> HttpResponseReader::end_of_headers() {
   if (lower(header("transfer-encoding")).find("chunked") != std::string::npos) {
     state_ = State::kChunkSize;
   } else if (const std::string_view length = header("content-length"); !length.empty()) {
-    if (!read_integer(length, remaining_, 10)) return make_error(ErrorCode::kUnavailable, "the server's answer has a broken Content-Length");
+    if (!read_integer(length, remaining_, 10))
+      return make_error(ErrorCode::kUnavailable, "the server's answer has a broken Content-Length");
     state_ = remaining_ == 0 ? State::kComplete : State::kBodyOfLength;
   } else {
     state_ = status_ == 204 || status_ == 304 ? State::kComplete : State::kBodyToEnd;
@@ -109,7 +111,8 @@ Result<void> HttpResponseReader::end_of_headers() {
 
 Result<void> HttpResponseReader::finish() {
   if (state_ == State::kBodyToEnd) state_ = State::kComplete;
-  if (state_ != State::kComplete) return make_error(ErrorCode::kUnavailable, "the server closed the connection before its answer was complete");
+  if (state_ != State::kComplete)
+    return make_error(ErrorCode::kUnavailable, "the server closed the connection before its answer was complete");
   return {};
 }
 

@@ -11,7 +11,8 @@
 
 namespace quern::app {
 
-/// Reads one HTTP/1.1 response as its bytes arrive: status line, headers, and a body that is chunked, has a length, or ends with the connection.
+/// Reads one HTTP/1.1 response as its bytes arrive: status line, headers, and a body that is chunked, has a length, or ends with the
+/// connection.
 class HttpResponseReader {
  public:
   using OnBody = std::function<void(std::string_view bytes)>;

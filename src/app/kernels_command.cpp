@@ -27,7 +27,8 @@ std::string as_text(const std::vector<worker::KernelRow>& rows) {
 Json as_json(const std::vector<worker::KernelRow>& rows) {
   Json array = Json::array();
   for (const worker::KernelRow& row : rows)
-    array.push_back({{"platform", row.platform}, {"op", row.op}, {"candidate", row.candidate}, {"accepted", row.accepted}, {"reason", row.reason}});
+    array.push_back(
+        {{"platform", row.platform}, {"op", row.op}, {"candidate", row.candidate}, {"accepted", row.accepted}, {"reason", row.reason}});
   return array;
 }
 
@@ -59,7 +60,8 @@ int run_kernels(const KernelsOptions& options) {
 Command kernels_command() {
   auto options = std::make_shared<KernelsOptions>();
   options->model.worker.device.clear();  // all platforms
-  Command command{.name = "kernels", .summary = "Every kernel of every op, with the reason where it refuses (without MODEL: Qwen3.6-27B in block FP8)"};
+  Command command{.name = "kernels",
+                  .summary = "Every kernel of every op, with the reason where it refuses (without MODEL: Qwen3.6-27B in block FP8)"};
   command.groups.push_back({"Output", {{"--json", "", "Print JSON", to_flag(options->json)}}});
   add_model_options(command, options->model);
   command.positional_required = false;

@@ -22,9 +22,9 @@ struct LoadOptions {
   ServeBackend backend = ServeBackend::kCompletions;
   std::string endpoint = "/v1/completions";
   std::vector<std::string> headers;
-  double request_rate = 0;                 // per second, exponential gaps; infinite: all at once
+  double request_rate = 0;  // per second, exponential gaps; infinite: all at once
   std::optional<int64_t> max_concurrency;
-  uint64_t seed = 0;                       // of the gaps
+  uint64_t seed = 0;  // of the gaps
 };
 
 /// Sends all requests as scheduled and reads their streams to the end, on the calling thread. A failed request is part of the result.

@@ -15,7 +15,8 @@
 namespace quern::app {
 namespace {
 
-constexpr std::array<std::string_view, 9> kFeatures = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vbmi", "avx512_bf16", "amx_bf16", "amx_int8"};
+constexpr std::array<std::string_view, 9> kFeatures = {"avx2",       "fma",         "f16c",     "avx512f", "avx512bw",
+                                                       "avx512vbmi", "avx512_bf16", "amx_bf16", "amx_int8"};
 
 std::vector<std::string> lines_of(const char* path) {
   std::ifstream file(path);

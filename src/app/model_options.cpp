@@ -7,9 +7,9 @@
 namespace quern::app {
 namespace {
 
+using weights::LoadFormat;
 using worker::KvCacheDType;
 using worker::ModelDType;
-using weights::LoadFormat;
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 
@@ -23,18 +23,22 @@ Setter to_model_len(int32_t& target) {
 }
 
 Setter to_dtype(ModelDType& target) {
-  return [&target, as_word = to_choice<ModelDType>(target, {{"auto", ModelDType::kAuto}, {"bfloat16", ModelDType::kBFloat16}, {"float32", ModelDType::kFloat32}})](
+  return [&target, as_word = to_choice<ModelDType>(
+                       target, {{"auto", ModelDType::kAuto}, {"bfloat16", ModelDType::kBFloat16}, {"float32", ModelDType::kFloat32}})](
              std::string_view text) -> Result<void> {
     if (text == "float16" || text == "half") {
       return Error{ErrorCode::kUnsupported,
-                   "float16 is refused: activations of these models exceed its range (65504) and would turn into infinities; use bfloat16 or float32", {}};
+                   "float16 is refused: activations of these models exceed its range (65504) and would turn into infinities; use bfloat16 "
+                   "or float32",
+                   {}};
     }
     return as_word(text == "float" ? "float32" : text);
   };
 }
 
 Setter to_kv_dtype(KvCacheDType& target) {
-  return [as_word = to_choice<KvCacheDType>(target, {{"auto", KvCacheDType::kAuto}, {"bfloat16", KvCacheDType::kBFloat16}, {"fp8", KvCacheDType::kFp8}})](
+  return [as_word = to_choice<KvCacheDType>(
+              target, {{"auto", KvCacheDType::kAuto}, {"bfloat16", KvCacheDType::kBFloat16}, {"fp8", KvCacheDType::kFp8}})](
              std::string_view text) -> Result<void> { return as_word(text == "fp8_e4m3" ? "fp8" : text); };
 }
 
@@ -48,7 +52,8 @@ Setter to_quantization(ModelOptions& options) {
       options.notices.push_back(fmt::format("--quantization {} has no effect: how each tensor is stored decides its scheme", text));
       return {};
     }
-    return invalid_argument("'{}' is not known; fp8 quantizes a BF16 checkpoint while loading, and other schemes are recognised by themselves", text);
+    return invalid_argument(
+        "'{}' is not known; fp8 quantizes a BF16 checkpoint while loading, and other schemes are recognised by themselves", text);
   };
 }
 
@@ -57,7 +62,9 @@ Setter to_parallel_size(std::string what) {
     ASSIGN_OR_RETURN(const int64_t size, parse_integer(text));
     if (size == 1) return {};
     if (size < 1) return invalid_argument("{} is not a number of ranks", text);
-    return Error{ErrorCode::kUnsupported, fmt::format("{} ranks were asked for, but {} is not supported yet: this version runs a model on one device", size, what), {}};
+    return Error{ErrorCode::kUnsupported,
+                 fmt::format("{} ranks were asked for, but {} is not supported yet: this version runs a model on one device", size, what),
+                 {}};
   };
 }
 
@@ -75,50 +82,59 @@ Setter to_log_level() {
   return [](std::string_view text) -> Result<void> {
     LogLevel level = LogLevel::kInfo;
     RETURN_IF_ERROR(to_choice<LogLevel>(
-        level, {{"debug", LogLevel::kDebug}, {"info", LogLevel::kInfo}, {"warning", LogLevel::kWarning}, {"error", LogLevel::kError}})(text));
+        level,
+        {{"debug", LogLevel::kDebug}, {"info", LogLevel::kInfo}, {"warning", LogLevel::kWarning}, {"error", LogLevel::kError}})(text));
     set_log_level(level);
     return {};
   };
 }
 
 OptionGroup model_group(ModelOptions& o) {
-  return {"Model",
-          {
-              {"--load-format", "FORMAT", "auto, safetensors, or dummy: random weights from config.json alone",
-               to_choice<LoadFormat>(o.worker.load.format,
-                                     {{"auto", LoadFormat::kAuto}, {"safetensors", LoadFormat::kSafetensors}, {"dummy", LoadFormat::kDummy}})},
-              {"--dtype", "TYPE", "Activations: auto (bfloat16), bfloat16 or float32", to_dtype(o.worker.dtype)},
-              {"-q,--quantization", "SCHEME", "fp8: quantize a BF16 checkpoint while loading", to_quantization(o)},
-              {"--kv-cache-dtype", "TYPE", "auto, bfloat16 or fp8 (fp8_e4m3)", to_kv_dtype(o.worker.kv_cache_dtype)},
-              {"--strict", "", "Unknown tensors in the checkpoint are errors", to_flag(o.worker.load.strict)},
-              without_effect(o, "--language-model-only", "", "only the language model is ever loaded"),
-          }};
+  return {
+      "Model",
+      {
+          {"--load-format", "FORMAT", "auto, safetensors, or dummy: random weights from config.json alone",
+           to_choice<LoadFormat>(o.worker.load.format,
+                                 {{"auto", LoadFormat::kAuto}, {"safetensors", LoadFormat::kSafetensors}, {"dummy", LoadFormat::kDummy}})},
+          {"--dtype", "TYPE", "Activations: auto (bfloat16), bfloat16 or float32", to_dtype(o.worker.dtype)},
+          {"-q,--quantization", "SCHEME", "fp8: quantize a BF16 checkpoint while loading", to_quantization(o)},
+          {"--kv-cache-dtype", "TYPE", "auto, bfloat16 or fp8 (fp8_e4m3)", to_kv_dtype(o.worker.kv_cache_dtype)},
+          {"--strict", "", "Unknown tensors in the checkpoint are errors", to_flag(o.worker.load.strict)},
+          without_effect(o, "--language-model-only", "", "only the language model is ever loaded"),
+      }};
 }
 
 OptionGroup memory_group(ModelOptions& o) {
   return {"Memory and limits",
           {
-              {"--max-model-len", "N", "Tokens of prompt and output; auto (default): the model's, or as many as fit", to_model_len(o.worker.max_model_len)},
-              {"--max-num-seqs", "N", "Sequences that run together (default 64, or as many as fit)", to_integer(o.worker.max_num_seqs, 1, 1 << 16)},
-              {"--max-num-batched-tokens", "N", "Rows of one step (default 2048; CPU 512)", to_integer(o.worker.max_num_batched_tokens, 64, 1 << 20)},
-              {"--max-queue-len", "N", "Requests that may wait; one more is answered with 503 (default 1024)", to_integer(o.max_queue_len, 0, kMaxInt)},
+              {"--max-model-len", "N", "Tokens of prompt and output; auto (default): the model's, or as many as fit",
+               to_model_len(o.worker.max_model_len)},
+              {"--max-num-seqs", "N", "Sequences that run together (default 64, or as many as fit)",
+               to_integer(o.worker.max_num_seqs, 1, 1 << 16)},
+              {"--max-num-batched-tokens", "N", "Rows of one step (default 2048; CPU 512)",
+               to_integer(o.worker.max_num_batched_tokens, 64, 1 << 20)},
+              {"--max-queue-len", "N", "Requests that may wait; one more is answered with 503 (default 1024)",
+               to_integer(o.max_queue_len, 0, kMaxInt)},
               {"--gpu-memory-utilization", "SHARE", "Share of the device's memory that may be used (default 0.9)",
                to_number(o.worker.memory_utilization, 0.01, 1.0)},
-              {"--kv-cache-memory-bytes", "SIZE", "Memory for KV blocks, e.g. 4G or 512MiB, instead of what is left", to_size(o.worker.kv_cache_memory_bytes)},
+              {"--kv-cache-memory-bytes", "SIZE", "Memory for KV blocks, e.g. 4G or 512MiB, instead of what is left",
+               to_size(o.worker.kv_cache_memory_bytes)},
           }};
 }
 
 OptionGroup device_group(ModelOptions& o) {
-  return {"Device",
-          {
-              {"--device", "NAME", "cpu (default); `plan` and `kernels` also know cards by name: b60, b70, h200, ...", to_text(o.worker.device)},
-              {"--threads", "N", "CPU threads (default: one per core); never changes results", to_integer(o.worker.num_threads, 1, 4096)},
-              {"--kernel", "OP=CANDIDATE", "Use this kernel for an op or fail; may be repeated", to_kernel(o.worker.kernels), true},
-              {"-tp,--tensor-parallel-size", "N", "1: tensor parallelism is not supported yet", to_parallel_size("tensor parallelism")},
-              {"-pp,--pipeline-parallel-size", "N", "1: pipeline parallelism is not supported yet", to_parallel_size("pipeline parallelism")},
-              without_effect(o, "--enforce-eager", "", "no graphs are captured on this device"),
-              {"--log-level", "LEVEL", "debug, info (default), warning or error", to_log_level()},
-          }};
+  return {
+      "Device",
+      {
+          {"--device", "NAME", "cpu (default); `plan` and `kernels` also know cards by name: b60, b70, h200, ...",
+           to_text(o.worker.device)},
+          {"--threads", "N", "CPU threads (default: one per core); never changes results", to_integer(o.worker.num_threads, 1, 4096)},
+          {"--kernel", "OP=CANDIDATE", "Use this kernel for an op or fail; may be repeated", to_kernel(o.worker.kernels), true},
+          {"-tp,--tensor-parallel-size", "N", "1: tensor parallelism is not supported yet", to_parallel_size("tensor parallelism")},
+          {"-pp,--pipeline-parallel-size", "N", "1: pipeline parallelism is not supported yet", to_parallel_size("pipeline parallelism")},
+          without_effect(o, "--enforce-eager", "", "no graphs are captured on this device"),
+          {"--log-level", "LEVEL", "debug, info (default), warning or error", to_log_level()},
+      }};
 }
 
 }  // namespace

@@ -14,11 +14,29 @@ struct Unit {
 };
 constexpr double kKi = 1024.0, kKilo = 1000.0;
 constexpr std::array kUnits = {
-    Unit{"", 1}, Unit{"B", 1},
-    Unit{"K", kKi}, Unit{"KiB", kKi}, Unit{"Ki", kKi}, Unit{"k", kKilo}, Unit{"kB", kKilo}, Unit{"KB", kKilo},
-    Unit{"M", kKi * kKi}, Unit{"MiB", kKi * kKi}, Unit{"Mi", kKi * kKi}, Unit{"m", kKilo * kKilo}, Unit{"MB", kKilo * kKilo},
-    Unit{"G", kKi * kKi * kKi}, Unit{"GiB", kKi * kKi * kKi}, Unit{"Gi", kKi * kKi * kKi}, Unit{"g", 1e9}, Unit{"GB", 1e9},
-    Unit{"T", kKi * kKi * kKi * kKi}, Unit{"TiB", kKi * kKi * kKi * kKi}, Unit{"Ti", kKi * kKi * kKi * kKi}, Unit{"t", 1e12}, Unit{"TB", 1e12},
+    Unit{"", 1},
+    Unit{"B", 1},
+    Unit{"K", kKi},
+    Unit{"KiB", kKi},
+    Unit{"Ki", kKi},
+    Unit{"k", kKilo},
+    Unit{"kB", kKilo},
+    Unit{"KB", kKilo},
+    Unit{"M", kKi* kKi},
+    Unit{"MiB", kKi* kKi},
+    Unit{"Mi", kKi* kKi},
+    Unit{"m", kKilo* kKilo},
+    Unit{"MB", kKilo* kKilo},
+    Unit{"G", kKi* kKi* kKi},
+    Unit{"GiB", kKi* kKi* kKi},
+    Unit{"Gi", kKi* kKi* kKi},
+    Unit{"g", 1e9},
+    Unit{"GB", 1e9},
+    Unit{"T", kKi* kKi* kKi* kKi},
+    Unit{"TiB", kKi* kKi* kKi* kKi},
+    Unit{"Ti", kKi* kKi* kKi* kKi},
+    Unit{"t", 1e12},
+    Unit{"TB", 1e12},
 };
 
 /// The number at the start of `text`, which is cut off; empty when there is none.
@@ -51,7 +69,8 @@ Result<uint64_t> parse_size(std::string_view text) {
 Result<int64_t> parse_integer(std::string_view text) {
   int64_t value = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || status != std::errc{} || end != text.data() + text.size()) return invalid_argument("'{}' is not a whole number", text);
+  if (text.empty() || status != std::errc{} || end != text.data() + text.size())
+    return invalid_argument("'{}' is not a whole number", text);
   return value;
 }
 

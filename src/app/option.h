@@ -20,8 +20,8 @@ namespace quern::app {
 using Setter = std::function<Result<void>(std::string_view value)>;
 
 struct Option {
-  std::string names;   // "--max-model-len", or several: "-tp,--tensor-parallel-size"
-  std::string value;   // what help shows for the value: "N", "SIZE"; empty: a flag, which takes none
+  std::string names;  // "--max-model-len", or several: "-tp,--tensor-parallel-size"
+  std::string value;  // what help shows for the value: "N", "SIZE"; empty: a flag, which takes none
   std::string help;
   Setter set;
   bool repeatable = false;  // every occurrence is set; otherwise the last one counts
@@ -34,8 +34,8 @@ struct OptionGroup {
 };
 
 struct Command {
-  std::string name;     // "serve", "bench latency"
-  std::string summary;  // one line
+  std::string name;        // "serve", "bench latency"
+  std::string summary;     // one line
   std::string positional;  // "MODEL"; empty: the command takes none
   bool positional_required = true;
   Setter set_positional;

@@ -31,7 +31,8 @@ int run_plan(const PlanOptions& options) {
 
 Command plan_command() {
   auto options = std::make_shared<PlanOptions>();
-  Command command{.name = "plan", .summary = "Say what fits and how fast it should be, before anything loads; exits 3 when it does not fit"};
+  Command command{.name = "plan",
+                  .summary = "Say what fits and how fast it should be, before anything loads; exits 3 when it does not fit"};
   command.groups.push_back({"Output", {{"--json", "", "Print JSON", to_flag(options->json)}}});
   add_model_options(command, options->model);
   command.run = [options] { return run_plan(*options); };

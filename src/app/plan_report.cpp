@@ -22,7 +22,8 @@ std::string memory_table(const worker::ExecutionPlan& plan) {
   row("rings, conv windows", memory.ring_bytes);
   row("sampler", memory.sampler_bytes);
   if (memory.snapshot_bytes > 0) row("snapshots", memory.snapshot_bytes, fmt::format("{} boundaries", limits.num_snapshots));
-  row("KV cache", memory.kv_bytes, fmt::format("{} blocks of 64 tokens, {} each", format_count(limits.num_blocks), format_bytes(memory.block_bytes)));
+  row("KV cache", memory.kv_bytes,
+      fmt::format("{} blocks of 64 tokens, {} each", format_count(limits.num_blocks), format_bytes(memory.block_bytes)));
   row("total", memory.total_bytes());
   row("usable", memory.budget_bytes, fmt::format("of {}", format_bytes(memory.device_bytes)));
   return text;
@@ -33,19 +34,21 @@ std::string memory_table(const worker::ExecutionPlan& plan) {
 std::string plan_as_text(const worker::ExecutionPlan& plan) {
   std::string text = fmt::format("{} on {} ({})\n", plan.config.name, plan.options.device, plan.traits.name);
   auto out = std::back_inserter(text);
-  fmt::format_to(out, "activations {}, KV {}, ring {}, MTP head {}\n\n", dtype_name(plan.activation), dtype_name(plan.kv), dtype_name(plan.ring),
-                 plan.with_mtp ? "present" : "absent");
+  fmt::format_to(out, "activations {}, KV {}, ring {}, MTP head {}\n\n", dtype_name(plan.activation), dtype_name(plan.kv),
+                 dtype_name(plan.ring), plan.with_mtp ? "present" : "absent");
   fmt::format_to(out, "  {:<24}{:>12}{:>14}\n", "tensors", "number", "bytes");
   for (const worker::SchemeTotal& scheme : plan.schemes)
     fmt::format_to(out, "  {:<24}{:>12}{:>14}\n", scheme.scheme, format_count(scheme.num_tensors), format_bytes(scheme.bytes));
   text += "\n" + memory_table(plan) + "\n";
-  fmt::format_to(out, "limits    {} tokens per sequence, {} sequences at once, {} tokens of KV\n", format_count(plan.limits.max_model_len), plan.limits.num_slots,
-                 format_count(int64_t{plan.limits.num_blocks} * 64));
+  fmt::format_to(out, "limits    {} tokens per sequence, {} sequences at once, {} tokens of KV\n", format_count(plan.limits.max_model_len),
+                 plan.limits.num_slots, format_count(int64_t{plan.limits.num_blocks} * 64));
   fmt::format_to(out, "expected  {:.1f} tok/s for one sequence without speculation: {} read for a token at 1k context, {:.1f} GB/s\n",
-                 plan.expected_decode_tokens_per_second, format_bytes(static_cast<uint64_t>(plan.decode_bytes_per_token)), plan.traits.read_bandwidth / 1e9);
+                 plan.expected_decode_tokens_per_second, format_bytes(static_cast<uint64_t>(plan.decode_bytes_per_token)),
+                 plan.traits.read_bandwidth / 1e9);
   for (const std::string& note : plan.notes) fmt::format_to(out, "note      {}\n", note);
   for (const std::string& note : plan.inventory.notes) fmt::format_to(out, "note      {}\n", note);
-  if (!plan.inventory.unknown.empty()) fmt::format_to(out, "note      {} unknown tensors, the first is {}\n", plan.inventory.unknown.size(), plan.inventory.unknown[0]);
+  if (!plan.inventory.unknown.empty())
+    fmt::format_to(out, "note      {} unknown tensors, the first is {}\n", plan.inventory.unknown.size(), plan.inventory.unknown[0]);
   if (const std::string refusals = plan.refusals(); !refusals.empty()) fmt::format_to(out, "kernels   {}\n", refusals);
   fmt::format_to(out, "verdict   {}", plan.verdict.empty() ? (plan.fits ? "fits" : "does not fit") : plan.verdict);
   return text;

@@ -6,7 +6,8 @@
 
 namespace quern::app {
 
-/// Progress of one long task on stderr: a line that renews itself on a terminal, a log line every ten seconds elsewhere. Used by one thread at a time.
+/// Progress of one long task on stderr: a line that renews itself on a terminal, a log line every ten seconds elsewhere. Used by one thread
+/// at a time.
 class Progress {
  public:
   Progress(std::string what, uint64_t total_bytes);

@@ -36,8 +36,10 @@ std::vector<double> samples_ms(const ServingRun& run, std::string_view metric) {
     if (!request.succeeded) continue;
     if (metric == "ttft") samples.push_back(request.ttft * 1e3);
     if (metric == "e2el") samples.push_back(request.latency * 1e3);
-    if (metric == "tpot" && request.output_len > 1) samples.push_back((request.latency - request.ttft) * 1e3 / static_cast<double>(request.output_len - 1));
-    if (metric == "itl") std::transform(request.itls.begin(), request.itls.end(), std::back_inserter(samples), [](double s) { return s * 1e3; });
+    if (metric == "tpot" && request.output_len > 1)
+      samples.push_back((request.latency - request.ttft) * 1e3 / static_cast<double>(request.output_len - 1));
+    if (metric == "itl")
+      std::transform(request.itls.begin(), request.itls.end(), std::back_inserter(samples), [](double s) { return s * 1e3; });
   }
   return samples;
 }
@@ -59,7 +61,8 @@ Totals totals_of(const ServingRun& run) {
     double at = request.start + request.ttft;
     tokens_in_second[second_of(at)] += 1;
     for (const double itl : request.itls) tokens_in_second[second_of(at += itl)] += 1;
-    for (size_t second = second_of(request.start); second <= second_of(request.start + request.latency); ++second) ++requests_in_second[second];
+    for (size_t second = second_of(request.start); second <= second_of(request.start + request.latency); ++second)
+      ++requests_in_second[second];
   }
   totals.peak_output_tokens_per_s = *std::max_element(tokens_in_second.begin(), tokens_in_second.end());
   totals.peak_concurrent_requests = *std::max_element(requests_in_second.begin(), requests_in_second.end());
@@ -99,7 +102,8 @@ std::string serving_report_text(const ServingRun& run, const ReportOptions& opti
     fmt::format_to(out, "{:-^{}}\n", metric.title, kWidth);
     number(fmt::format("Mean {} (ms):", metric.name), mean(samples));
     number(fmt::format("Median {} (ms):", metric.name), percentile(samples, 50));
-    for (const double percent : options.percentiles) number(fmt::format("P{} {} (ms):", percent_name(percent), metric.name), percentile(samples, percent));
+    for (const double percent : options.percentiles)
+      number(fmt::format("P{} {} (ms):", percent_name(percent), metric.name), percentile(samples, percent));
   }
   fmt::format_to(out, "{:=^{}}", "", kWidth);
   return text;
@@ -121,7 +125,8 @@ Json serving_report_json(const ServingRun& run, const ReportOptions& options, bo
       {"max_concurrent_requests", totals.peak_concurrent_requests},
   };
   if (detailed) {
-    for (const char* key : {"input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors"}) result[key] = Json::array();
+    for (const char* key : {"input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors"})
+      result[key] = Json::array();
     for (const ServedRequest& request : run.requests) {
       result["input_lens"].push_back(request.input_len);
       result["output_lens"].push_back(request.output_len);
@@ -138,7 +143,8 @@ Json serving_report_json(const ServingRun& run, const ReportOptions& options, bo
     result[fmt::format("mean_{}_ms", metric.key)] = mean(samples);
     result[fmt::format("median_{}_ms", metric.key)] = percentile(samples, 50);
     result[fmt::format("std_{}_ms", metric.key)] = standard_deviation(samples);
-    for (const double percent : options.percentiles) result[fmt::format("p{}_{}_ms", percent_name(percent), metric.key)] = percentile(samples, percent);
+    for (const double percent : options.percentiles)
+      result[fmt::format("p{}_{}_ms", percent_name(percent), metric.key)] = percentile(samples, percent);
   }
   return result;
 }

@@ -21,7 +21,7 @@ struct ServedRequest {
 
 struct ServingRun {
   double duration = 0;
-  double request_rate = 0;                 // infinite: all at once
+  double request_rate = 0;  // infinite: all at once
   std::optional<int64_t> max_concurrency;
   std::vector<ServedRequest> requests;
 };

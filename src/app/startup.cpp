@@ -11,12 +11,14 @@ namespace {
 
 void log_plan(const worker::ExecutionPlan& plan) {
   const worker::MemoryPlan& memory = plan.memory;
-  log_info("{} on {} ({}), activations {}, KV {}", plan.config.name, plan.options.device, plan.traits.name, dtype_name(plan.activation), dtype_name(plan.kv));
-  log_info("memory: weights {}, workspace {}, state and rings {}, KV {}; {} of {} in all", format_bytes(memory.weights_bytes), format_bytes(memory.workspace_bytes),
-           format_bytes(memory.state_bytes + memory.ring_bytes + memory.sampler_bytes + memory.snapshot_bytes), format_bytes(memory.kv_bytes),
-           format_bytes(memory.total_bytes()), format_bytes(memory.device_bytes));
-  log_info("limits: {} tokens per sequence, {} sequences, {} tokens of KV, {} rows per step", format_count(plan.limits.max_model_len), plan.limits.num_slots,
-           format_count(int64_t{plan.limits.num_blocks} * 64), plan.limits.max_rows);
+  log_info("{} on {} ({}), activations {}, KV {}", plan.config.name, plan.options.device, plan.traits.name, dtype_name(plan.activation),
+           dtype_name(plan.kv));
+  log_info("memory: weights {}, workspace {}, state and rings {}, KV {}; {} of {} in all", format_bytes(memory.weights_bytes),
+           format_bytes(memory.workspace_bytes),
+           format_bytes(memory.state_bytes + memory.ring_bytes + memory.sampler_bytes + memory.snapshot_bytes),
+           format_bytes(memory.kv_bytes), format_bytes(memory.total_bytes()), format_bytes(memory.device_bytes));
+  log_info("limits: {} tokens per sequence, {} sequences, {} tokens of KV, {} rows per step", format_count(plan.limits.max_model_len),
+           plan.limits.num_slots, format_count(int64_t{plan.limits.num_blocks} * 64), plan.limits.max_rows);
   std::map<std::string, std::string> chosen;  // op -> candidates
   for (const worker::OpChoice& choice : plan.choices) {
     std::string& candidates = chosen[choice.op];
@@ -34,7 +36,8 @@ Result<void> check_model_dir(const std::filesystem::path& model_dir) {
   std::error_code error;
   const auto status = std::filesystem::status(model_dir, error);
   if (!std::filesystem::exists(status)) {
-    return make_error(ErrorCode::kNotFound, "there is no model directory {}; MODEL is a local folder with config.json and *.safetensors (nothing is downloaded)",
+    return make_error(ErrorCode::kNotFound,
+                      "there is no model directory {}; MODEL is a local folder with config.json and *.safetensors (nothing is downloaded)",
                       model_dir.string());
   }
   if (!std::filesystem::is_directory(status))

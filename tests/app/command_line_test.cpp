@@ -54,7 +54,8 @@ TEST(CommandLine, ReadsUnderscoresAsDashesInNamesButNotInValues) {
 }
 
 TEST(CommandLine, LetsTheLastOfAnOptionWinUnlessItIsRepeatable) {
-  const Sample sample({"serve", "m", "--max-num-seqs", "4", "--max-num-seqs", "8", "--kernel", "attention=cpu.plain", "--kernel", "head=cpu.plain"});
+  const Sample sample(
+      {"serve", "m", "--max-num-seqs", "4", "--max-num-seqs", "8", "--kernel", "attention=cpu.plain", "--kernel", "head=cpu.plain"});
   ASSERT_TRUE(sample.found) << sample.message();
   EXPECT_EQ(sample.model.worker.max_num_seqs, 8);
   EXPECT_EQ(sample.model.worker.kernels.size(), 2u);
@@ -62,7 +63,8 @@ TEST(CommandLine, LetsTheLastOfAnOptionWinUnlessItIsRepeatable) {
 }
 
 TEST(CommandLine, NamesTheNearestOption) {
-  EXPECT_THAT(Sample({"serve", "m", "--max-model-length", "5"}).message(), HasSubstr("unknown option --max-model-length; did you mean --max-model-len?"));
+  EXPECT_THAT(Sample({"serve", "m", "--max-model-length", "5"}).message(),
+              HasSubstr("unknown option --max-model-length; did you mean --max-model-len?"));
   EXPECT_THAT(Sample({"serve", "m", "--max_num_seq=5"}).message(), HasSubstr("did you mean --max-num-seqs?"));
   EXPECT_THAT(Sample({"serve", "m", "--frobnicate"}).message(), HasSubstr("quern serve --help"));
 }

@@ -10,7 +10,8 @@ using worker::RowKind;
 /// "P0-64 P64-100"
 std::string shown(const std::vector<Piece>& pieces) {
   std::string text;
-  for (const Piece& piece : pieces) text += fmt::format("{}{}{}-{}", text.empty() ? "" : " ", piece.kind == RowKind::kPrompt ? "P" : "D", piece.begin, piece.end);
+  for (const Piece& piece : pieces)
+    text += fmt::format("{}{}{}-{}", text.empty() ? "" : " ", piece.kind == RowKind::kPrompt ? "P" : "D", piece.begin, piece.end);
   return text;
 }
 

@@ -1,5 +1,6 @@
-#include "app/event_stream.h"
 #include "app/http_client.h"
+
+#include "app/event_stream.h"
 #include "support/test_support.h"
 
 namespace quern::app {

@@ -23,7 +23,8 @@ TEST(Sizes, UnderstandBinaryAndDecimalUnits) {
 }
 
 TEST(Sizes, RefuseWhatIsNoSizeAndSayWhatOneLooksLike) {
-  for (const char* text : {"", "G", "four", "-1", "-1G", "4X", "4GG", "1e400", "nan", "inf", "99999999T"}) EXPECT_FALSE(parse_size(text)) << text;
+  for (const char* text : {"", "G", "four", "-1", "-1G", "4X", "4GG", "1e400", "nan", "inf", "99999999T"})
+    EXPECT_FALSE(parse_size(text)) << text;
   EXPECT_THAT(parse_size("4X").error().message, HasSubstr("512MiB"));
 }
 

@@ -60,7 +60,9 @@ ProgramResult run_quern(const std::vector<std::string>& arguments) {
   return result;
 }
 
-BackgroundProgram::BackgroundProgram(const std::vector<std::string>& arguments) : folder_(make_folder()) { pid_ = start(arguments, folder_); }
+BackgroundProgram::BackgroundProgram(const std::vector<std::string>& arguments) : folder_(make_folder()) {
+  pid_ = start(arguments, folder_);
+}
 
 BackgroundProgram::~BackgroundProgram() {
   if (pid_ > 0) {

@@ -9,7 +9,7 @@
 namespace quern::testing {
 
 struct ProgramResult {
-  int exit_code = -1;  // 128 + n when signal n ended it
+  int exit_code = -1;       // 128 + n when signal n ended it
   std::string output, log;  // stdout and stderr
 };
 

@@ -49,7 +49,8 @@ class TinyReference : public ::testing::Test {
 
   static double largest_difference(const Json& a, const Json& b) {
     double largest = a.size() == b.size() ? 0 : HUGE_VAL;
-    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) largest = std::max(largest, std::abs(a[i].get<double>() - b[i].get<double>()));
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+      largest = std::max(largest, std::abs(a[i].get<double>() - b[i].get<double>()));
     return largest;
   }
 
@@ -67,7 +68,8 @@ TEST_F(TinyReference, EvalPrintsTheExpectedLogitsForEveryChunk) {
     ASSERT_EQ(result["logits"].size(), expected_["positions"].size()) << chunk;
     for (const Json& at : result["logits"]) {
       const std::string position = std::to_string(at["position"].get<int>());
-      EXPECT_LE(largest_difference(at["logits"], expected_["positions"][position]["logits"]), 1e-4) << "chunk " << chunk << ", position " << position;
+      EXPECT_LE(largest_difference(at["logits"], expected_["positions"][position]["logits"]), 1e-4)
+          << "chunk " << chunk << ", position " << position;
     }
   }
 }
@@ -110,8 +112,8 @@ TEST_F(TinyReference, EvalRefusesPositionsAndTokensThatAreNotThere) {
 
 TEST_F(TinyReference, BenchLatencyWritesVllmsKeys) {
   const std::string file = (folder_.path() / "latency.json").string();
-  const ProgramResult result = run_quern({"bench", "latency", model_, "--input-len", "20", "--output-len", "5", "--batch-size", "2", "--num-iters-warmup", "1", "--num-iters",
-                                          "3", "--output-json", file, "--threads", "2"});
+  const ProgramResult result = run_quern({"bench", "latency", model_, "--input-len", "20", "--output-len", "5", "--batch-size", "2",
+                                          "--num-iters-warmup", "1", "--num-iters", "3", "--output-json", file, "--threads", "2"});
   ASSERT_EQ(result.exit_code, 0) << result.log;
   EXPECT_THAT(result.output, HasSubstr("Avg latency: "));
   EXPECT_THAT(result.output, HasSubstr("99% percentile latency: "));
@@ -124,8 +126,8 @@ TEST_F(TinyReference, BenchLatencyWritesVllmsKeys) {
 
 TEST_F(TinyReference, BenchThroughputCountsEveryToken) {
   const std::string file = (folder_.path() / "throughput.json").string();
-  const ProgramResult result =
-      run_quern({"bench", "throughput", model_, "--input-len", "20", "--output-len", "5", "--num-prompts", "12", "--max-num-seqs", "4", "--output-json", file, "--threads", "2"});
+  const ProgramResult result = run_quern({"bench", "throughput", model_, "--input-len", "20", "--output-len", "5", "--num-prompts", "12",
+                                          "--max-num-seqs", "4", "--output-json", file, "--threads", "2"});
   ASSERT_EQ(result.exit_code, 0) << result.log;
   EXPECT_THAT(result.output, HasSubstr("Total num output tokens:  60"));
   const Result<Json> document = read_json_file(file);

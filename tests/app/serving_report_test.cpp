@@ -42,8 +42,10 @@ TEST(RandomPrompts, HaveLengthsInTheirRange) {
 
 ServingRun sample_run() {
   ServingRun run{.duration = 2.0, .request_rate = HUGE_VAL, .max_concurrency = 4};
-  run.requests.push_back({.succeeded = true, .start = 0, .ttft = 0.1, .latency = 0.5, .itls = {0.2, 0.2}, .input_len = 10, .output_len = 3});
-  run.requests.push_back({.succeeded = true, .start = 0.5, .ttft = 0.3, .latency = 1.1, .itls = {0.4, 0.4}, .input_len = 20, .output_len = 5});
+  run.requests.push_back(
+      {.succeeded = true, .start = 0, .ttft = 0.1, .latency = 0.5, .itls = {0.2, 0.2}, .input_len = 10, .output_len = 3});
+  run.requests.push_back(
+      {.succeeded = true, .start = 0.5, .ttft = 0.3, .latency = 1.1, .itls = {0.4, 0.4}, .input_len = 20, .output_len = 5});
   run.requests.push_back({.succeeded = false, .error = "HTTP 503"});
   return run;
 }
@@ -51,30 +53,18 @@ ServingRun sample_run() {
 TEST(ServingReport, PrintsTheLinesThatOtherToolsParse) {
   const std::string text = serving_report_text(sample_run(), {.metrics = {"ttft", "tpot", "itl", "e2el"}, .percentiles = {50, 99}});
   const std::vector<std::string> in_order = {
-      "============ Serving Benchmark Result ============\n",
-      "Successful requests:                     2         \n",
-      "Failed requests:                         1         \n",
-      "Maximum request concurrency:             4         \n",
-      "Benchmark duration (s):                  2.00      \n",
-      "Total input tokens:                      30        \n",
-      "Total generated tokens:                  8         \n",
-      "Request throughput (req/s):              1.00      \n",
-      "Output token throughput (tok/s):         4.00      \n",
-      "Peak output token throughput (tok/s):    ",
-      "Peak concurrent requests:                2.00      \n",
-      "Total token throughput (tok/s):          19.00     \n",
-      "---------------Time to First Token----------------\n",
-      "Mean TTFT (ms):                          200.00    \n",
-      "Median TTFT (ms):                        200.00    \n",
-      "P50 TTFT (ms):",
-      "P99 TTFT (ms):                           298.00    \n",
-      "-----Time per Output Token (excl. 1st token)------\n",
-      "Mean TPOT (ms):                          200.00    \n",
-      "---------------Inter-token Latency----------------\n",
-      "Mean ITL (ms):                           300.00    \n",
-      "----------------End-to-end Latency----------------\n",
-      "Mean E2EL (ms):                          800.00    \n",
-      "==================================================",
+      "============ Serving Benchmark Result ============\n",  "Successful requests:                     2         \n",
+      "Failed requests:                         1         \n", "Maximum request concurrency:             4         \n",
+      "Benchmark duration (s):                  2.00      \n", "Total input tokens:                      30        \n",
+      "Total generated tokens:                  8         \n", "Request throughput (req/s):              1.00      \n",
+      "Output token throughput (tok/s):         4.00      \n", "Peak output token throughput (tok/s):    ",
+      "Peak concurrent requests:                2.00      \n", "Total token throughput (tok/s):          19.00     \n",
+      "---------------Time to First Token----------------\n",  "Mean TTFT (ms):                          200.00    \n",
+      "Median TTFT (ms):                        200.00    \n", "P50 TTFT (ms):",
+      "P99 TTFT (ms):                           298.00    \n", "-----Time per Output Token (excl. 1st token)------\n",
+      "Mean TPOT (ms):                          200.00    \n", "---------------Inter-token Latency----------------\n",
+      "Mean ITL (ms):                           300.00    \n", "----------------End-to-end Latency----------------\n",
+      "Mean E2EL (ms):                          800.00    \n", "==================================================",
   };
   size_t at = 0;
   for (const std::string& line : in_order) {
@@ -87,9 +77,28 @@ TEST(ServingReport, PrintsTheLinesThatOtherToolsParse) {
 
 TEST(ServingReport, HasTheKeysThatOtherToolsRead) {
   const Json result = serving_report_json(sample_run(), {}, true);
-  for (const char* key : {"duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput", "output_throughput",
-                          "total_token_throughput", "input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors", "max_output_tokens_per_s",
-                          "max_concurrent_requests", "mean_ttft_ms", "median_tpot_ms", "std_itl_ms", "p99_ttft_ms"}) {
+  for (const char* key : {"duration",
+                          "completed",
+                          "failed",
+                          "total_input_tokens",
+                          "total_output_tokens",
+                          "request_throughput",
+                          "request_goodput",
+                          "output_throughput",
+                          "total_token_throughput",
+                          "input_lens",
+                          "output_lens",
+                          "ttfts",
+                          "itls",
+                          "latencies",
+                          "start_times",
+                          "errors",
+                          "max_output_tokens_per_s",
+                          "max_concurrent_requests",
+                          "mean_ttft_ms",
+                          "median_tpot_ms",
+                          "std_itl_ms",
+                          "p99_ttft_ms"}) {
     EXPECT_TRUE(result.contains(key)) << key;
   }
   EXPECT_EQ(result["errors"][2], "HTTP 503");

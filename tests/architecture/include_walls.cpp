@@ -76,7 +76,8 @@ std::optional<std::string> first_breach(std::string_view path, std::string_view 
     const std::string_view target = quoted_include(text.substr(0, end));
     text.remove_prefix(std::min(end + 1, text.size()));
     if (target.empty()) continue;
-    if (const std::optional<std::string> reason = why_not(path, target)) return fmt::format("src/{}:{} includes {}; {}", path, line_number, target, *reason);
+    if (const std::optional<std::string> reason = why_not(path, target))
+      return fmt::format("src/{}:{} includes {}; {}", path, line_number, target, *reason);
   }
   return std::nullopt;
 }

@@ -15,7 +15,8 @@ std::vector<std::filesystem::path> source_files() {
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(src)) {
     const std::string extension = entry.path().extension().string();
-    if (extension == ".h" || extension == ".cpp" || extension == ".cu" || extension == ".cuh" || extension == ".cl") files.push_back(entry.path().lexically_relative(src));
+    if (extension == ".h" || extension == ".cpp" || extension == ".cu" || extension == ".cuh" || extension == ".cl")
+      files.push_back(entry.path().lexically_relative(src));
   }
   std::sort(files.begin(), files.end());
   return files;
@@ -48,7 +49,9 @@ TEST(IncludeWalls, NamesFileLineAndWhatTheRoomMaySee) {
 }
 
 TEST(IncludeWalls, CatchesEveryKindOfBreach) {
-  const auto breach = [](std::string_view path, std::string_view include) { return first_breach(path, "#include \"" + std::string(include) + "\"\n").has_value(); };
+  const auto breach = [](std::string_view path, std::string_view include) {
+    return first_breach(path, "#include \"" + std::string(include) + "\"\n").has_value();
+  };
   EXPECT_TRUE(breach("app/serve.cpp", "model/config.h"));
   EXPECT_TRUE(breach("app/serve.cpp", "backends/platforms.h"));
   EXPECT_TRUE(breach("model/layers.cpp", "backends/platforms.h"));
@@ -66,12 +69,17 @@ TEST(IncludeWalls, CatchesEveryKindOfBreach) {
 
 TEST(IncludeWalls, SeesIncludesWithBlanksAndIgnoresOtherLines) {
   EXPECT_TRUE(first_breach("ops/tensor.h", "  #  include\t\"model/config.h\"").has_value());
-  EXPECT_FALSE(first_breach("ops/tensor.h", "// model/config.h has the shapes\n#include <model/config.h>\nconst char* text = \"model/config.h\";\n").has_value());
+  EXPECT_FALSE(
+      first_breach("ops/tensor.h", "// model/config.h has the shapes\n#include <model/config.h>\nconst char* text = \"model/config.h\";\n")
+          .has_value());
 }
 
 TEST(IncludeWalls, AllowsWhatTheTableAllows) {
-  EXPECT_FALSE(first_breach("worker/plan.cpp", "#include \"backends/platforms.h\"\n#include \"model/config.h\"\n#include \"base/log.h\"\n").has_value());
-  EXPECT_FALSE(first_breach("backends/platforms.cpp", "#include \"backends/cpu/kernel_table.h\"\n#include \"backends/cuda/kernel_table.h\"\n").has_value());
+  EXPECT_FALSE(first_breach("worker/plan.cpp", "#include \"backends/platforms.h\"\n#include \"model/config.h\"\n#include \"base/log.h\"\n")
+                   .has_value());
+  EXPECT_FALSE(
+      first_breach("backends/platforms.cpp", "#include \"backends/cpu/kernel_table.h\"\n#include \"backends/cuda/kernel_table.h\"\n")
+          .has_value());
   EXPECT_FALSE(first_breach("backends/cpu/embed.cpp", "#include \"backends/cpu/thread_pool.h\"\n#include \"ops/embed.h\"\n").has_value());
   EXPECT_FALSE(first_breach("app/serve.cpp", "#include \"server/server.h\"\n#include \"worker/plan.h\"\n").has_value());
 }

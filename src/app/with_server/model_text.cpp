@@ -44,7 +44,8 @@ void log_sampling(const server::SamplingDefaults& defaults, const std::string& s
 std::vector<int32_t> eos_ids(const server::GenerationConfig& own, const worker::ExecutionPlan& plan) {
   std::vector<int32_t> ids = own.eos_ids.empty() ? plan.config.eos_token_ids : own.eos_ids;
   std::erase_if(ids, [&](int32_t id) { return id < 0 || id >= plan.limits.vocab_size; });
-  if (ids.empty()) log_warning("the checkpoint names no end-of-sequence token inside its vocabulary; answers end at max_tokens or a stop string");
+  if (ids.empty())
+    log_warning("the checkpoint names no end-of-sequence token inside its vocabulary; answers end at max_tokens or a stop string");
   return ids;
 }
 
@@ -65,10 +66,12 @@ Result<ModelText> load_model_text(const worker::ExecutionPlan& plan, const Model
     return std::move(tokenizer).error();
   } else {
     log_warning("{} has no tokenizer.json: only /v1/completions with token-id prompts will work", model_dir.string());
-    if (!options.chat_template.empty()) return invalid_argument("--chat-template needs a tokenizer, and {} has no tokenizer.json", model_dir.string());
+    if (!options.chat_template.empty())
+      return invalid_argument("--chat-template needs a tokenizer, and {} has no tokenizer.json", model_dir.string());
     return result;
   }
-  const std::optional<std::filesystem::path> override_file = options.chat_template.empty() ? std::nullopt : std::optional(options.chat_template);
+  const std::optional<std::filesystem::path> override_file =
+      options.chat_template.empty() ? std::nullopt : std::optional(options.chat_template);
   Result<text::ChatTemplate> chat_template = text::ChatTemplate::load(model_dir, override_file);
   if (chat_template) {
     result.chat_template = std::move(chat_template).value();

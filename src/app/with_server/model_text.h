@@ -27,8 +27,8 @@ struct ModelText {
   std::vector<int32_t> eos_ids;
 };
 
-/// Reads tokenizer, chat template and generation_config.json; logs what is missing and what then does not work. Errors: files that are there and broken,
-/// and files named by an option that are not there.
+/// Reads tokenizer, chat template and generation_config.json; logs what is missing and what then does not work. Errors: files that are
+/// there and broken, and files named by an option that are not there.
 Result<ModelText> load_model_text(const worker::ExecutionPlan& plan, const ModelTextOptions& options);
 
 }  // namespace quern::app

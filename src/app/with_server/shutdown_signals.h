@@ -9,7 +9,8 @@
 namespace quern::app {
 
 /// SIGTERM and SIGINT as events. Make it before any other thread starts, since it blocks both signals for the threads that come after.
-/// Until listen() a signal ends the process at once; afterwards the first one is reported by wait_for(), and the second ends the process at once.
+/// Until listen() a signal ends the process at once; afterwards the first one is reported by wait_for(), and the second ends the process at
+/// once.
 class ShutdownSignals {
  public:
   ShutdownSignals();

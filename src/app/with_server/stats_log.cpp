@@ -9,8 +9,11 @@ namespace quern::app {
 void StatsLog::update(const engine::EngineStats& stats, Clock::time_point now) {
   if (now - last_time_ < kInterval) return;
   const double seconds = std::chrono::duration<double>(now - last_time_).count();
-  const auto generated = [](const engine::EngineStats& at) { return static_cast<double>(at.generation_tokens + at.unfinished_generation_tokens); };
-  // A generated token is one row of a later step; all other rows are prompts'. Cancelled requests take their unfinished tokens with them: never below 0.
+  const auto generated = [](const engine::EngineStats& at) {
+    return static_cast<double>(at.generation_tokens + at.unfinished_generation_tokens);
+  };
+  // A generated token is one row of a later step; all other rows are prompts'. Cancelled requests take their unfinished tokens with them:
+  // never below 0.
   const double generated_tokens = std::max(0.0, generated(stats) - generated(last_));
   const double prompt_rows = std::max(0.0, static_cast<double>(stats.computed_rows - last_.computed_rows) - generated_tokens);
   const double kv_usage = stats.num_blocks > 0 ? 100.0 * (stats.num_blocks - stats.num_free_blocks) / stats.num_blocks : 0;

@@ -23,6 +23,8 @@ Command absent(std::string name) {
 
 Command serve_command() { return absent("serve"); }
 
-Result<std::vector<int32_t>> tokens_of_text(const std::filesystem::path&, std::string_view) { return make_error(ErrorCode::kUnsupported, "{}", kWhy); }
+Result<std::vector<int32_t>> tokens_of_text(const std::filesystem::path&, std::string_view) {
+  return make_error(ErrorCode::kUnsupported, "{}", kWhy);
+}
 
 }  // namespace quern::app

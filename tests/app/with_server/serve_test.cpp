@@ -33,7 +33,9 @@ class Serve : public ::testing::Test {
 
   static std::string model() { return (folder_->path() / "tiny").string(); }
   static std::vector<std::string> arguments(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> all = {"serve", model(), "--port", "0", "--threads", "2", "--max-num-seqs", "4", "--max-model-len", "8192", "--kv-cache-memory-bytes", "64M"};
+    std::vector<std::string> all = {
+        "serve", model(), "--port", "0", "--threads", "2", "--max-num-seqs", "4", "--max-model-len", "8192", "--kv-cache-memory-bytes",
+        "64M"};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -77,7 +79,8 @@ TEST_F(Serve, LetsARunningRequestEndBeforeItStops) {
   const auto exchange = HttpExchange::start(address_of(server), completion(400), [&](std::string_view bytes) { body += bytes; });
   ASSERT_OK(exchange);
   // The request is on its way when the metrics say that it runs.
-  while (http_call(address_of(server), {.path = "/metrics"})->body.find("vllm:num_requests_running{model_name=\"tiny\"} 1") == std::string::npos) {
+  while (http_call(address_of(server), {.path = "/metrics"})->body.find("vllm:num_requests_running{model_name=\"tiny\"} 1") ==
+         std::string::npos) {
     ASSERT_TRUE((*exchange)->advance().has_value());
     ASSERT_FALSE((*exchange)->response().complete()) << "the request ended too early for this test";
   }
@@ -102,7 +105,8 @@ TEST_F(Serve, StopsAtOnceOnASecondSignal) {
   ASSERT_OK(exchange);
   poll_exchanges({exchange->get()}, -1);
   ASSERT_TRUE((*exchange)->advance().has_value());
-  while (http_call(address_of(server), {.path = "/metrics"})->body.find("vllm:num_requests_running{model_name=\"tiny\"} 1") == std::string::npos) {
+  while (http_call(address_of(server), {.path = "/metrics"})->body.find("vllm:num_requests_running{model_name=\"tiny\"} 1") ==
+         std::string::npos) {
   }
   server.send(SIGTERM);
   ASSERT_TRUE(server.wait_for_log("a second signal stops at once"));
@@ -149,9 +153,28 @@ TEST_F(Serve, IsMeasuredByBenchServe) {
   EXPECT_EQ(http_call(address_of(server), {.path = "/v1/models"})->status, 401);
   ::setenv("OPENAI_API_KEY", "secret", 1);
   const std::string file = (folder_->path() / "serve.json").string();
-  const auto result = run_quern({"bench", "serve", "--base-url", url, "--random-input-len", "20", "--random-output-len", "6", "--random-vocab-size", "256", "--num-prompts", "10",
-                                 "--max-concurrency", "3", "--request-rate", "200", "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el", "--save-detailed",
-                                 "--result-filename", file});
+  const auto result = run_quern({"bench",
+                                 "serve",
+                                 "--base-url",
+                                 url,
+                                 "--random-input-len",
+                                 "20",
+                                 "--random-output-len",
+                                 "6",
+                                 "--random-vocab-size",
+                                 "256",
+                                 "--num-prompts",
+                                 "10",
+                                 "--max-concurrency",
+                                 "3",
+                                 "--request-rate",
+                                 "200",
+                                 "--ignore-eos",
+                                 "--percentile-metrics",
+                                 "ttft,tpot,itl,e2el",
+                                 "--save-detailed",
+                                 "--result-filename",
+                                 file});
   ::unsetenv("OPENAI_API_KEY");
   ASSERT_EQ(result.exit_code, 0) << result.log;
   EXPECT_THAT(result.output, HasSubstr("Successful requests:                     10"));
