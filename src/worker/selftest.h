@@ -19,8 +19,9 @@ struct SelfTestReport {
   int32_t num_tested = 0;  // candidates compared with plain
 };
 
-/// Runs every candidate that the plan chose, other than plain, on a small instance of its problem and compares it with `<platform>.plain`; and checks plain's decoding of all
-/// E4M3 codes. Milliseconds. An error means that the device itself failed.
+/// Runs every candidate that `rules` choose for an op and problem of the plan, other than plain, on a small instance of the problem and compares it with
+/// `<platform>.plain`; after a fault also the candidate that takes its place. Checks plain's decoding of all E4M3 codes in the schemes of the model. Takes a
+/// fraction of a second, and memory that is given back. An error means that the device itself, or plain on it, cannot be used.
 Result<SelfTestReport> self_test(const ExecutionPlan& plan, const ops::KernelTable& table, const ops::SelectionRules& rules, ops::Device& device);
 
 }  // namespace quern::worker
