@@ -107,11 +107,13 @@ class [[nodiscard]] Result<void> {
 #define QUERN_CONCAT_(a, b) a##b
 #define QUERN_CONCAT(a, b) QUERN_CONCAT_(a, b)
 
-/// RETURN_IF_ERROR(expression): leaves the function with the error of a Result<...>.
-#define RETURN_IF_ERROR(expression)                                                     \
-  do {                                                                                  \
-    if (auto quern_result_ = (expression); !quern_result_) return std::move(quern_result_).error(); \
+#define RETURN_IF_ERROR_(result, expression) \
+  do {                                       \
+    if (auto result = (expression); !result) return std::move(result).error(); \
   } while (false)
+
+/// RETURN_IF_ERROR(expression): leaves the function with the error of a Result<...>.
+#define RETURN_IF_ERROR(expression) RETURN_IF_ERROR_(QUERN_CONCAT(quern_result_, __LINE__), expression)
 
 #define ASSIGN_OR_RETURN_(result, declaration, expression) \
   auto result = (expression);                              \

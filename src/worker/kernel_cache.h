@@ -21,7 +21,11 @@ class KernelCache {
     const std::string key = fmt::format("{} {}", Op::kName, describe(problem));
     if (const auto known = kernels_.find(key); known != kernels_.end()) return static_cast<const typename Op::Kernel*>(known->second.get());
     const ops::Choice<Op> choice = ops::select(table_.list<Op>(), problem, device_.traits(), rules_);
-    if (choice.chosen == nullptr) return make_error(ErrorCode::kUnsupported, "{} {}: no kernel takes it", Op::kName, describe(problem));
+    if (choice.chosen == nullptr) {
+      std::string reasons;
+      for (const ops::CandidateAnswer& answer : choice.answers) reasons += fmt::format("; {}: {}", answer.candidate, answer.verdict.reason);
+      return make_error(ErrorCode::kUnsupported, "{} {}: no kernel takes it{}", Op::kName, describe(problem), reasons);
+    }
     ASSIGN_OR_RETURN(std::unique_ptr<typename Op::Kernel> kernel, choice.chosen->make(problem, device_));
     const typename Op::Kernel* made = kernel.get();
     kernels_.emplace(key, std::move(kernel));

@@ -18,7 +18,7 @@ Result<std::unique_ptr<WorkerGroup>> start_workers(const ExecutionPlan& plan, co
   rules.forced = plan.options.kernels;
   ASSIGN_OR_RETURN(const SelfTestReport report, self_test(plan, table, rules, *device));
   for (const SelfTestReport::Fault& fault : report.faults) {
-    log_error("self-test: {} {} gives wrong results on {} ({}) and is not used", fault.op, fault.candidate, device->traits().name, fault.reason);
+    log_error("self-test: {} {} failed on {} and is not used: {}", fault.op, fault.candidate, device->traits().name, fault.reason);
     rules.disabled.emplace(fmt::format("{} {}", fault.op, fault.candidate), fmt::format("its self-test failed: {}", fault.reason));
   }
 
