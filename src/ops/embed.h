@@ -11,6 +11,7 @@ struct Embed {
     int64_t vocab_size = 0, hidden = 0;
     WeightScheme scheme = WeightScheme::kBF16;
     DType activation = DType::kBF16;
+    bool tied = false;  // the head reads the packed table too
   };
   /// What the host knows of one run.
   struct RunInput {
@@ -19,8 +20,9 @@ struct Embed {
   };
   class Kernel : public ops::Kernel {
    public:
-    /// table [vocab_size, hidden] as stored. The packing is the stored row-major table, followed at the next multiple of 256 bytes by the
-    /// f32 scales: a tied head reads the same buffer.
+    /// In which order the packed table stands; a tied head must name the same.
+    [[nodiscard]] virtual std::string_view table_layout() const = 0;
+    /// table [vocab_size, hidden] as stored.
     virtual void pack(const LinearSource& table, Buffer& packed, Stream& stream) const = 0;
     /// Fills rows.tokens, rows.indices, rows.positions and x. `inputs` is parallel to rows.runs.
     virtual void enqueue(const Rows& rows, std::span<const RunInput> inputs, const Buffer& packed, const TensorView& x, Launch& launch) const = 0;

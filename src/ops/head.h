@@ -10,12 +10,14 @@ struct Head {
   struct Problem {
     int64_t hidden = 0, vocab_size = 0;
     LinearShape lm_head;   // [vocab_size, hidden]
-    bool tied = false;     // the packed buffer is Embed's (row-major as stored, then scales); pack is not called
+    bool tied = false;     // the packed buffer is Embed's; pack is not called
     float eps = 1e-6f;
     DType activation = DType::kBF16;
   };
   class Kernel : public ops::Kernel {
    public:
+    /// The order of a tied table that it reads: Embed::Kernel::table_layout().
+    [[nodiscard]] virtual std::string_view table_layout() const = 0;
     virtual void pack(const LinearSource& lm_head, Buffer& packed, Stream& stream) const = 0;
     /// hidden [rows, hidden] = RMSNorm1p(x, norm); x [rows, hidden] in the activation dtype, norm f32 [hidden] zero-centred.
     /// rows.kind of the runs chooses the arithmetic of the logits: logits [n, vocab_size] f32 of the `n` rows named in `logit_rows`.

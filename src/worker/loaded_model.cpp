@@ -37,6 +37,9 @@ class Loader {
     }
     RETURN_IF_ERROR(load_norm("norm.weight", model.norm, model.norm_view));
     RETURN_IF_ERROR(make(model.head, problems_.head()));
+    if (plan_.config.tie_word_embeddings && model.head.kernel->table_layout() != model.embed.kernel->table_layout())
+      return make_error(ErrorCode::kUnsupported, "the chosen kernels read the tied embedding table in two orders: embed in '{}', head in '{}'; force both with --kernel",
+                        model.embed.kernel->table_layout(), model.head.kernel->table_layout());
     if (!plan_.config.tie_word_embeddings) {
       ASSIGN_OR_RETURN(const auto lm_head, linear("lm_head.weight"));
       RETURN_IF_ERROR(pack(model.head, "lm_head", [&](ops::Buffer& packed) { model.head.kernel->pack(lm_head->source, packed, stream_); }));

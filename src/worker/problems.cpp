@@ -27,7 +27,7 @@ const ops::LinearShape& Problems::linear(std::string_view prefix, std::string_vi
 }
 
 ops::Embed::Problem Problems::embed() const {
-  return {.vocab_size = config_.vocab_size, .hidden = config_.hidden_size, .scheme = linear("", "embed_tokens").scheme, .activation = numerics_.activation};
+  return {.vocab_size = config_.vocab_size, .hidden = config_.hidden_size, .scheme = linear("", "embed_tokens").scheme, .activation = numerics_.activation, .tied = config_.tie_word_embeddings};
 }
 
 ops::AttnIn::Problem Problems::attn_in(std::string_view prefix) const {
@@ -128,7 +128,7 @@ ops::Sample::Problem Problems::sample() const {
 }
 
 std::string describe(const ops::Embed::Problem& p) {
-  return fmt::format("{{vocab {}, hidden {}, {}, {}}}", p.vocab_size, p.hidden, ops::weight_scheme_name(p.scheme), dtype_name(p.activation));
+  return fmt::format("{{vocab {}, hidden {}, {}, {}{}}}", p.vocab_size, p.hidden, ops::weight_scheme_name(p.scheme), dtype_name(p.activation), p.tied ? ", tied" : "");
 }
 std::string describe(const ops::AttnIn::Problem& p) {
   return fmt::format("{{hidden {}, heads {}/{} x {}, rotary {}, q {}, k {}, v {}, {}, kv {}}}", p.hidden, p.num_q_heads, p.num_kv_heads, p.head_dim,

@@ -10,12 +10,13 @@ namespace {
 /// Packed: q, k, v, then in f32 the factors of the input norm, of q_norm and of k_norm.
 class AttnInKernel final : public ops::AttnIn::Kernel {
  public:
-  AttnInKernel(const ops::AttnIn::Problem& problem, ThreadPool& pool)
+  AttnInKernel(const ops::AttnIn::Problem& problem, ThreadPool& pool, LinearPath path)
       : problem_(problem),
         pool_(pool),
-        q_(problem.q, 0),
-        k_(problem.k, q_.end_bytes()),
-        v_(problem.v, k_.end_bytes()),
+        path_(path),
+        q_(problem.q, 0, path),
+        k_(problem.k, q_.end_bytes(), path),
+        v_(problem.v, k_.end_bytes(), path),
         norms_at_(v_.end_bytes()) {
     // Which of the positions (t, h, w) each frequency turns with (interleaved mrope).
     for (size_t i = 0; i < problem.inv_freq.size(); ++i) {
@@ -27,7 +28,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     }
   }
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override {
     return norms_at_ + static_cast<size_t>(problem_.hidden + 2 * problem_.head_dim) * sizeof(float);
   }
@@ -37,9 +38,9 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
            Scratch::size<float>(rows * q_width()) + 2 * Scratch::size<float>(rows * kv_width()) + Scratch::size<const int32_t*>(rows);
   }
   void pack(const ops::AttnIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
-    q_.pack(weights.q, packed);
-    k_.pack(weights.k, packed);
-    v_.pack(weights.v, packed);
+    q_.pack(weights.q, packed, pool_);
+    k_.pack(weights.k, packed, pool_);
+    v_.pack(weights.v, packed, pool_);
     auto* norms = reinterpret_cast<float*>(packed.address() + norms_at_);
     load_norm_1p(weights.norm, norms);
     load_norm_1p(weights.q_norm, norms + problem_.hidden);
@@ -142,6 +143,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
 
   ops::AttnIn::Problem problem_;
   ThreadPool& pool_;
+  LinearPath path_;
   PackedLinear q_, k_, v_;
   size_t norms_at_;
   std::vector<int> axis_;
@@ -156,9 +158,9 @@ ops::Verdict accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTrait
   return accepts_activation(problem.activation);
 }
 
-Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device) {
+Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device, LinearPath path) {
   CHECK(2 * std::ssize(problem.inv_freq) <= problem.head_dim);
-  return std::unique_ptr<ops::AttnIn::Kernel>(std::make_unique<AttnInKernel>(problem, pool_of(device)));
+  return std::unique_ptr<ops::AttnIn::Kernel>(std::make_unique<AttnInKernel>(problem, pool_of(device), path));
 }
 
 }  // namespace quern::cpu::plain

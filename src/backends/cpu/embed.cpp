@@ -10,12 +10,13 @@ constexpr int64_t kPiece = 256;  // columns decoded at a time
 
 class EmbedKernel final : public ops::Embed::Kernel {
  public:
-  EmbedKernel(const ops::Embed::Problem& problem, ThreadPool& pool)
-      : problem_(problem), pool_(pool), table_({problem.vocab_size, problem.hidden, problem.scheme}, 0) {}
+  EmbedKernel(const ops::Embed::Problem& problem, ThreadPool& pool, LinearPath path)
+      : problem_(problem), pool_(pool), path_(path), table_({problem.vocab_size, problem.hidden, problem.scheme}, 0, path) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return table_.end_bytes(); }
-  void pack(const ops::LinearSource& table, ops::Buffer& packed, ops::Stream&) const override { table_.pack(table, packed); }
+  [[nodiscard]] std::string_view table_layout() const override { return cpu::table_layout(path_); }
+  void pack(const ops::LinearSource& table, ops::Buffer& packed, ops::Stream&) const override { table_.pack(table, packed, pool_); }
 
   void enqueue(const ops::Rows& rows, std::span<const ops::Embed::RunInput> inputs, const ops::Buffer& packed, const ops::TensorView& x,
                ops::Launch& launch) const override {
@@ -66,6 +67,7 @@ class EmbedKernel final : public ops::Embed::Kernel {
 
   ops::Embed::Problem problem_;
   ThreadPool& pool_;
+  LinearPath path_;
   PackedLinear table_;
 };
 
@@ -73,8 +75,8 @@ class EmbedKernel final : public ops::Embed::Kernel {
 
 ops::Verdict accepts(const ops::Embed::Problem& problem, const ops::DeviceTraits&) { return accepts_activation(problem.activation); }
 
-Result<std::unique_ptr<ops::Embed::Kernel>> make(const ops::Embed::Problem& problem, ops::Device& device) {
-  return std::unique_ptr<ops::Embed::Kernel>(std::make_unique<EmbedKernel>(problem, pool_of(device)));
+Result<std::unique_ptr<ops::Embed::Kernel>> make(const ops::Embed::Problem& problem, ops::Device& device, LinearPath path) {
+  return std::unique_ptr<ops::Embed::Kernel>(std::make_unique<EmbedKernel>(problem, pool_of(device), path));
 }
 
 }  // namespace quern::cpu::plain

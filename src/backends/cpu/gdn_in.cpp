@@ -10,25 +10,26 @@ namespace {
 /// Packed: qkv, z, b, a, then the norm's factors in f32.
 class GdnInKernel final : public ops::GdnIn::Kernel {
  public:
-  GdnInKernel(const ops::GdnIn::Problem& problem, ThreadPool& pool)
+  GdnInKernel(const ops::GdnIn::Problem& problem, ThreadPool& pool, LinearPath path)
       : problem_(problem),
         pool_(pool),
-        qkv_(problem.qkv, 0),
-        z_(problem.z, qkv_.end_bytes()),
-        b_(problem.b, z_.end_bytes()),
-        a_(problem.a, b_.end_bytes()),
+        path_(path),
+        qkv_(problem.qkv, 0, path),
+        z_(problem.z, qkv_.end_bytes(), path),
+        b_(problem.b, z_.end_bytes(), path),
+        a_(problem.a, b_.end_bytes(), path),
         norm_at_(a_.end_bytes()) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     return Scratch::size<float>(std::min(max_rows, kRowTile) * problem_.hidden);
   }
   void pack(const ops::GdnIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
-    qkv_.pack(weights.qkv, packed);
-    z_.pack(weights.z, packed);
-    b_.pack(weights.b, packed);
-    a_.pack(weights.a, packed);
+    qkv_.pack(weights.qkv, packed, pool_);
+    z_.pack(weights.z, packed, pool_);
+    b_.pack(weights.b, packed, pool_);
+    a_.pack(weights.a, packed, pool_);
     load_norm_1p(weights.norm, reinterpret_cast<float*>(packed.address() + norm_at_));
   }
 
@@ -56,6 +57,7 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
 
   ops::GdnIn::Problem problem_;
   ThreadPool& pool_;
+  LinearPath path_;
   PackedLinear qkv_, z_, b_, a_;
   size_t norm_at_;
 };
@@ -64,8 +66,8 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
 
 ops::Verdict accepts(const ops::GdnIn::Problem& problem, const ops::DeviceTraits&) { return accepts_activation(problem.activation); }
 
-Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) {
-  return std::unique_ptr<ops::GdnIn::Kernel>(std::make_unique<GdnInKernel>(problem, pool_of(device)));
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device, LinearPath path) {
+  return std::unique_ptr<ops::GdnIn::Kernel>(std::make_unique<GdnInKernel>(problem, pool_of(device), path));
 }
 
 }  // namespace quern::cpu::plain

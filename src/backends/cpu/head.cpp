@@ -9,16 +9,17 @@ namespace {
 
 class HeadKernel final : public ops::Head::Kernel {
  public:
-  HeadKernel(const ops::Head::Problem& problem, ThreadPool& pool) : problem_(problem), pool_(pool), lm_head_(problem.lm_head, 0) {}
+  HeadKernel(const ops::Head::Problem& problem, ThreadPool& pool, LinearPath path) : problem_(problem), pool_(pool), path_(path), lm_head_(problem.lm_head, 0, path) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return problem_.tied ? 0 : lm_head_.end_bytes(); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     return Scratch::size<float>(problem_.hidden) + Scratch::size<float>(std::min(max_rows, kRowTile) * problem_.hidden);
   }
+  [[nodiscard]] std::string_view table_layout() const override { return cpu::table_layout(path_); }
   void pack(const ops::LinearSource& lm_head, ops::Buffer& packed, ops::Stream&) const override {
     CHECK(!problem_.tied);
-    lm_head_.pack(lm_head, packed);
+    lm_head_.pack(lm_head, packed, pool_);
   }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, std::span<const int32_t> logit_rows,
@@ -46,6 +47,7 @@ class HeadKernel final : public ops::Head::Kernel {
  private:
   ops::Head::Problem problem_;
   ThreadPool& pool_;
+  LinearPath path_;
   PackedLinear lm_head_;
 };
 
@@ -53,8 +55,8 @@ class HeadKernel final : public ops::Head::Kernel {
 
 ops::Verdict accepts(const ops::Head::Problem& problem, const ops::DeviceTraits&) { return accepts_activation(problem.activation); }
 
-Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device) {
-  return std::unique_ptr<ops::Head::Kernel>(std::make_unique<HeadKernel>(problem, pool_of(device)));
+Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device, LinearPath path) {
+  return std::unique_ptr<ops::Head::Kernel>(std::make_unique<HeadKernel>(problem, pool_of(device), path));
 }
 
 }  // namespace quern::cpu::plain

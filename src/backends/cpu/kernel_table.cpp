@@ -1,22 +1,57 @@
 #include "backends/cpu/kernel_table.h"
 
+#include <type_traits>
+
+#include "backends/cpu/fma_tile.h"
 #include "backends/cpu/plain.h"
 
 namespace quern::cpu {
 
 namespace {
 
-// Candidates best first, cpu.plain last.
-constexpr ops::Candidate<ops::Embed> kEmbed[] = {{"cpu.plain", plain::accepts, plain::make}};
-constexpr ops::Candidate<ops::AttnIn> kAttnIn[] = {{"cpu.plain", plain::accepts, plain::make}};
+// The weights of each op that must come in whole groups of columns.
+std::vector<ops::LinearShape> linears(const ops::Embed::Problem& p) { return {{p.vocab_size, p.hidden, p.scheme}}; }
+std::vector<ops::LinearShape> linears(const ops::AttnIn::Problem& p) { return {p.q, p.k, p.v}; }
+std::vector<ops::LinearShape> linears(const ops::GdnIn::Problem& p) { return {p.qkv, p.z, p.b, p.a}; }
+std::vector<ops::LinearShape> linears(const ops::LinearResidual::Problem& p) { return {p.linear}; }
+std::vector<ops::LinearShape> linears(const ops::MlpIn::Problem& p) { return {p.gate, p.up}; }
+std::vector<ops::LinearShape> linears(const ops::MtpIn::Problem& p) { return {p.fc}; }
+std::vector<ops::LinearShape> linears(const ops::Head::Problem& p) { return {p.lm_head}; }
+
+ops::Verdict has_instructions(LinearPath path, const ops::DeviceTraits& traits) {
+  switch (path) {
+    case LinearPath::kPlain: return ops::accept();
+    case LinearPath::kAvx2: return traits.avx2 ? ops::accept() : ops::refuse("the processor has no AVX2 with FMA");
+    case LinearPath::kAvx512: return traits.avx512_vbmi ? ops::accept() : ops::refuse("the processor has no AVX-512 with VBMI");
+  }
+  CHECK_UNREACHABLE();
+}
+
+template <class Op, LinearPath kPath>
+ops::Verdict accepts(const typename Op::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = has_instructions(kPath, traits); !verdict.accepted) return verdict;
+  if constexpr (kPath != LinearPath::kPlain) {
+    if constexpr (std::is_same_v<Op, ops::Embed>)
+      if (!problem.tied) return ops::refuse("tiles serve the head; a table that is only looked up stays in rows");
+    for (const ops::LinearShape& linear : linears(problem))
+      if (linear.in_features % kTileGroup != 0) return ops::refuse("{} input features are not a multiple of {}", linear.in_features, kTileGroup);
+  }
+  return plain::accepts(problem, traits);
+}
+
+template <class Op, LinearPath kPath>
+Result<std::unique_ptr<typename Op::Kernel>> make(const typename Op::Problem& problem, ops::Device& device) {
+  return plain::make(problem, device, kPath);
+}
+
+/// Candidates of an op that multiplies with weights, best first.
+template <class Op>
+constexpr ops::Candidate<Op> kLinear[] = {{"cpu.avx512", accepts<Op, LinearPath::kAvx512>, make<Op, LinearPath::kAvx512>},
+                                          {"cpu.avx2", accepts<Op, LinearPath::kAvx2>, make<Op, LinearPath::kAvx2>},
+                                          {"cpu.plain", accepts<Op, LinearPath::kPlain>, make<Op, LinearPath::kPlain>}};
+
 constexpr ops::Candidate<ops::Attention> kAttention[] = {{"cpu.plain", plain::accepts, plain::make}};
-constexpr ops::Candidate<ops::GdnIn> kGdnIn[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cpu.plain", plain::accepts, plain::make}};
-constexpr ops::Candidate<ops::OutResidual> kOutResidual[] = {{"cpu.plain", plain::accepts, plain::make}};
-constexpr ops::Candidate<ops::MlpIn> kMlpIn[] = {{"cpu.plain", plain::accepts, plain::make}};
-constexpr ops::Candidate<ops::DownResidual> kDownResidual[] = {{"cpu.plain", plain::accepts, plain::make}};
-constexpr ops::Candidate<ops::MtpIn> kMtpIn[] = {{"cpu.plain", plain::accepts, plain::make}};
-constexpr ops::Candidate<ops::Head> kHead[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::Sample> kSample[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::StateCopy> kStateCopy[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::Combine> kCombine[] = {{"cpu.plain", plain::accepts, plain::make}};
@@ -24,16 +59,16 @@ constexpr ops::Candidate<ops::Combine> kCombine[] = {{"cpu.plain", plain::accept
 }  // namespace
 
 constinit const ops::KernelTable kKernelTable{
-    .embed = kEmbed,
-    .attn_in = kAttnIn,
+    .embed = kLinear<ops::Embed>,
+    .attn_in = kLinear<ops::AttnIn>,
     .attention = kAttention,
-    .gdn_in = kGdnIn,
+    .gdn_in = kLinear<ops::GdnIn>,
     .gdn_mix = kGdnMix,
-    .out_residual = kOutResidual,
-    .mlp_in = kMlpIn,
-    .down_residual = kDownResidual,
-    .mtp_in = kMtpIn,
-    .head = kHead,
+    .out_residual = kLinear<ops::OutResidual>,
+    .mlp_in = kLinear<ops::MlpIn>,
+    .down_residual = kLinear<ops::DownResidual>,
+    .mtp_in = kLinear<ops::MtpIn>,
+    .head = kLinear<ops::Head>,
     .sample = kSample,
     .state_copy = kStateCopy,
     .combine = kCombine,

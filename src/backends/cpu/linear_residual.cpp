@@ -9,15 +9,15 @@ namespace {
 
 class LinearResidualKernel final : public ops::LinearResidual::Kernel {
  public:
-  LinearResidualKernel(const ops::LinearResidual::Problem& problem, ThreadPool& pool)
-      : problem_(problem), pool_(pool), weight_(problem.linear, 0) {}
+  LinearResidualKernel(const ops::LinearResidual::Problem& problem, ThreadPool& pool, LinearPath path)
+      : problem_(problem), pool_(pool), path_(path), weight_(problem.linear, 0, path) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return weight_.end_bytes(); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     return Scratch::size<float>(std::min(max_rows, kRowTile) * problem_.linear.in_features);
   }
-  void pack(const ops::LinearSource& weight, ops::Buffer& packed, ops::Stream&) const override { weight_.pack(weight, packed); }
+  void pack(const ops::LinearSource& weight, ops::Buffer& packed, ops::Stream&) const override { weight_.pack(weight, packed, pool_); }
 
   void enqueue(const ops::Rows& rows, const ops::Activation& in, const ops::Buffer& packed, const ops::TensorView& x,
                ops::Launch& launch) const override {
@@ -44,6 +44,7 @@ class LinearResidualKernel final : public ops::LinearResidual::Kernel {
  private:
   ops::LinearResidual::Problem problem_;
   ThreadPool& pool_;
+  LinearPath path_;
   PackedLinear weight_;
 };
 
@@ -53,8 +54,8 @@ ops::Verdict accepts(const ops::LinearResidual::Problem& problem, const ops::Dev
   return accepts_activation(problem.activation, problem.in);
 }
 
-Result<std::unique_ptr<ops::LinearResidual::Kernel>> make(const ops::LinearResidual::Problem& problem, ops::Device& device) {
-  return std::unique_ptr<ops::LinearResidual::Kernel>(std::make_unique<LinearResidualKernel>(problem, pool_of(device)));
+Result<std::unique_ptr<ops::LinearResidual::Kernel>> make(const ops::LinearResidual::Problem& problem, ops::Device& device, LinearPath path) {
+  return std::unique_ptr<ops::LinearResidual::Kernel>(std::make_unique<LinearResidualKernel>(problem, pool_of(device), path));
 }
 
 }  // namespace quern::cpu::plain

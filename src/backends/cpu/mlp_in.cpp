@@ -10,18 +10,18 @@ namespace {
 /// Packed: gate, up, then the norm's factors in f32.
 class MlpInKernel final : public ops::MlpIn::Kernel {
  public:
-  MlpInKernel(const ops::MlpIn::Problem& problem, ThreadPool& pool)
-      : problem_(problem), pool_(pool), gate_(problem.gate, 0), up_(problem.up, gate_.end_bytes()), norm_at_(up_.end_bytes()) {}
+  MlpInKernel(const ops::MlpIn::Problem& problem, ThreadPool& pool, LinearPath path)
+      : problem_(problem), pool_(pool), path_(path), gate_(problem.gate, 0, path), up_(problem.up, gate_.end_bytes(), path), norm_at_(up_.end_bytes()) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     const int64_t rows = std::min(max_rows, kRowTile);
     return Scratch::size<float>(rows * problem_.hidden) + Scratch::size<float>(rows * problem_.intermediate);
   }
   void pack(const ops::MlpIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
-    gate_.pack(weights.gate, packed);
-    up_.pack(weights.up, packed);
+    gate_.pack(weights.gate, packed, pool_);
+    up_.pack(weights.up, packed, pool_);
     load_norm_1p(weights.norm, reinterpret_cast<float*>(packed.address() + norm_at_));
   }
 
@@ -50,6 +50,7 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
  private:
   ops::MlpIn::Problem problem_;
   ThreadPool& pool_;
+  LinearPath path_;
   PackedLinear gate_, up_;
   size_t norm_at_;
 };
@@ -60,8 +61,8 @@ ops::Verdict accepts(const ops::MlpIn::Problem& problem, const ops::DeviceTraits
   return accepts_activation(problem.activation, problem.out);
 }
 
-Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device) {
-  return std::unique_ptr<ops::MlpIn::Kernel>(std::make_unique<MlpInKernel>(problem, pool_of(device)));
+Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device, LinearPath path) {
+  return std::unique_ptr<ops::MlpIn::Kernel>(std::make_unique<MlpInKernel>(problem, pool_of(device), path));
 }
 
 }  // namespace quern::cpu::plain

@@ -10,16 +10,16 @@ namespace {
 /// Packed: fc, then the factors of both norms in f32.
 class MtpInKernel final : public ops::MtpIn::Kernel {
  public:
-  MtpInKernel(const ops::MtpIn::Problem& problem, ThreadPool& pool)
-      : problem_(problem), pool_(pool), fc_(problem.fc, 0), norms_at_(fc_.end_bytes()) {}
+  MtpInKernel(const ops::MtpIn::Problem& problem, ThreadPool& pool, LinearPath path)
+      : problem_(problem), pool_(pool), path_(path), fc_(problem.fc, 0, path), norms_at_(fc_.end_bytes()) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return norms_at_ + static_cast<size_t>(2 * problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     return Scratch::size<float>(std::min(max_rows, kRowTile) * 2 * problem_.hidden);
   }
   void pack(const ops::MtpIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
-    fc_.pack(weights.fc, packed);
+    fc_.pack(weights.fc, packed, pool_);
     auto* norms = reinterpret_cast<float*>(packed.address() + norms_at_);
     load_norm_1p(weights.norm_embedding, norms);
     load_norm_1p(weights.norm_hidden, norms + problem_.hidden);
@@ -45,6 +45,7 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
  private:
   ops::MtpIn::Problem problem_;
   ThreadPool& pool_;
+  LinearPath path_;
   PackedLinear fc_;
   size_t norms_at_;
 };
@@ -53,8 +54,8 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
 
 ops::Verdict accepts(const ops::MtpIn::Problem& problem, const ops::DeviceTraits&) { return accepts_activation(problem.activation); }
 
-Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) {
-  return std::unique_ptr<ops::MtpIn::Kernel>(std::make_unique<MtpInKernel>(problem, pool_of(device)));
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device, LinearPath path) {
+  return std::unique_ptr<ops::MtpIn::Kernel>(std::make_unique<MtpInKernel>(problem, pool_of(device), path));
 }
 
 }  // namespace quern::cpu::plain

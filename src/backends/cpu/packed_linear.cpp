@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "backends/cpu/fma_tile.h"
 #include "backends/cpu/numeric.h"
 
 namespace quern::cpu {
@@ -31,21 +32,42 @@ int64_t scale_blocks(int64_t offset, int64_t extent) { return ceil_div(offset + 
 
 }  // namespace
 
-PackedLinear::PackedLinear(const ops::LinearShape& shape, size_t offset_bytes) : shape_(shape), weight_at_(offset_bytes) {
-  const size_t weight_bytes = static_cast<size_t>(shape.out_features * shape.in_features) * dtype_size(stored_dtype(shape.scheme));
+PackedLinear::PackedLinear(const ops::LinearShape& shape, size_t offset_bytes, LinearPath path) : shape_(shape), path_(path), weight_at_(offset_bytes) {
+  const int64_t rows = path == LinearPath::kPlain ? shape.out_features : round_up(shape.out_features, kFeatureTile);
+  const size_t weight_bytes = static_cast<size_t>(rows * shape.in_features) * dtype_size(stored_dtype(shape.scheme));
   scale_at_ = static_cast<size_t>(round_up(static_cast<int64_t>(weight_at_ + weight_bytes), 256));
   offsets_at_ = static_cast<size_t>(round_up(static_cast<int64_t>(scale_at_) + max_scales(shape) * 4, 8));
   end_ = ops::is_fp8(shape.scheme) ? static_cast<size_t>(round_up(static_cast<int64_t>(offsets_at_ + sizeof(GridOffsets)), 256)) : scale_at_;
 }
 
-void PackedLinear::pack(const ops::LinearSource& source, ops::Buffer& packed) const {
+void PackedLinear::pack_tiles(const ops::LinearSource& source, std::byte* to, ThreadPool& pool) const {
+  CHECK(source.column_offset % kTileGroup == 0 && shape_.in_features % kTileGroup == 0);
+  const auto element = static_cast<int64_t>(dtype_size(source.weight.dtype));
+  const int64_t columns = shape_.in_features, tile_bytes = kFeatureTile * columns * element;
+  const auto* from = source.weight.data<std::byte>();
+  pool.parallel_for(ceil_div(shape_.out_features, kFeatureTile), tile_bytes, [&](int64_t begin, int64_t end, int) {
+    for (int64_t tile = begin; tile < end; ++tile)
+      for (int64_t n = 0; n < std::min(kFeatureTile, shape_.out_features - tile * kFeatureTile); ++n) {
+        const std::byte* row = from + (tile * kFeatureTile + n) * columns * element;
+        std::byte* place = to + tile * tile_bytes;
+        if (element == 1) {  // four columns of a feature stand together four bytes apart
+          for (int64_t k = 0; k < columns; ++k) place[k / kTileGroup * kTileGroup * kFeatureTile + e4m3_place(k % kTileGroup, n)] = row[k];
+        } else {
+          for (int64_t k = 0; k < columns; ++k) std::memcpy(place + (k * kFeatureTile + n) * element, row + k * element, static_cast<size_t>(element));
+        }
+      }
+  });
+}
+
+void PackedLinear::pack(const ops::LinearSource& source, ops::Buffer& packed, ThreadPool& pool) const {
   CHECK(source.shape == shape_);
   CHECK(end_ <= packed.size_bytes());
   const GridOffsets offsets{source.row_offset % kScaleBlock, source.column_offset % kScaleBlock};
   if (!source.weight.empty()) {
     CHECK(source.weight.shape == Shape({shape_.out_features, shape_.in_features}));
     CHECK(source.weight.dtype == stored_dtype(shape_.scheme));
-    std::memcpy(packed.address() + weight_at_, source.weight.data<std::byte>(), source.weight.size_bytes());
+    if (path_ == LinearPath::kPlain) std::memcpy(packed.address() + weight_at_, source.weight.data<std::byte>(), source.weight.size_bytes());
+    else pack_tiles(source, packed.address() + weight_at_, pool);
   }
   if (!ops::is_fp8(shape_.scheme)) return;
   if (!source.scale.empty()) {
@@ -61,6 +83,7 @@ void PackedLinear::pack(const ops::LinearSource& source, ops::Buffer& packed) co
 
 LinearView PackedLinear::view(const ops::Buffer& packed) const {
   LinearView view{shape_.out_features, shape_.in_features, shape_.scheme, packed.address() + weight_at_};
+  view.path = path_;
   if (!ops::is_fp8(shape_.scheme)) return view;
   GridOffsets offsets;
   std::memcpy(&offsets, packed.address() + offsets_at_, sizeof(offsets));
@@ -73,7 +96,17 @@ LinearView PackedLinear::view(const ops::Buffer& packed) const {
 
 void decode_row(const LinearView& weight, int64_t row, int64_t begin, int64_t end, float* out) {
   const DType dtype = stored_dtype(weight.scheme);
-  load_f32(weight.weight + static_cast<size_t>(row * weight.in_features + begin) * dtype_size(dtype), dtype, end - begin, out);
+  if (weight.path == LinearPath::kPlain) {
+    load_f32(weight.weight + static_cast<size_t>(row * weight.in_features + begin) * dtype_size(dtype), dtype, end - begin, out);
+  } else {
+    const auto element = static_cast<int64_t>(dtype_size(dtype));
+    const std::byte* tile = weight.weight + row / kFeatureTile * kFeatureTile * weight.in_features * element;
+    const int64_t n = row % kFeatureTile;
+    for (int64_t k = begin; k < end; ++k) {
+      const int64_t place = element == 1 ? k / kTileGroup * kTileGroup * kFeatureTile + e4m3_place(k % kTileGroup, n) : (k * kFeatureTile + n) * element;
+      load_f32(tile + place, dtype, 1, out + k - begin);
+    }
+  }
   if (weight.scheme == WeightScheme::kFp8Block) {
     for (int64_t k = begin; k < end; ++k) out[k - begin] *= weight.block_scale(row, k);
   } else if (ops::is_fp8(weight.scheme)) {
@@ -82,7 +115,25 @@ void decode_row(const LinearView& weight, int64_t row, int64_t begin, int64_t en
   }
 }
 
+namespace {
+
+/// y of one tile by the vector paths.
+void multiply_fma_tile(const LinearView& weight, const float* x, int64_t rows, int64_t first, int64_t features, float* y) {
+  alignas(64) float scales[kFeatureTile];
+  const FmaTile tile(weight, first / kFeatureTile, scales);
+  std::fill_n(y, rows * kFeatureTile, 0.0f);
+  if (weight.path == LinearPath::kAvx512) multiply_tile_avx512(tile, x, weight.in_features, rows, y);
+  else multiply_tile_avx2(tile, x, weight.in_features, rows, y);
+  if (weight.scheme == WeightScheme::kFp8Channel || weight.scheme == WeightScheme::kFp8Tensor) {
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t n = 0; n < features; ++n) y[row * kFeatureTile + n] *= weight.scale[weight.scheme == WeightScheme::kFp8Channel ? first + n : 0];
+  }
+}
+
+}  // namespace
+
 void multiply_tile(const LinearView& weight, const float* x, int64_t rows, int64_t first, int64_t features, float* y) {
+  if (weight.path != LinearPath::kPlain) return multiply_fma_tile(weight, x, rows, first, features, y);
   const DType dtype = stored_dtype(weight.scheme);
   const bool per_block = weight.scheme == WeightScheme::kFp8Block;
   const int64_t columns = weight.in_features;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <string_view>
 
 #include "backends/cpu/thread_pool.h"
 #include "ops/linear.h"
@@ -10,14 +11,22 @@ namespace quern::cpu {
 /// Rows whose activations a linear layer takes at a time: each piece of weight is decoded once for so many rows.
 inline constexpr int64_t kRowTile = 64;
 
-/// One linear weight as the plain kernels read it.
+/// Which code multiplies, and so in which order weights are packed. kPlain keeps the rows as stored; the others share the tiles and the arithmetic of
+/// fma_tile.h.
+enum class LinearPath : uint8_t { kPlain, kAvx2, kAvx512 };
+
+/// The tied embedding table is read by `embed` and `head`: both must know its order.
+constexpr std::string_view table_layout(LinearPath path) { return path == LinearPath::kPlain ? "rows" : "cpu.tile16"; }
+
+/// One linear weight as kernels read it.
 struct LinearView {
   int64_t out_features = 0, in_features = 0;
   ops::WeightScheme scheme = ops::WeightScheme::kBF16;
-  const std::byte* weight = nullptr;          // [out_features, in_features] as stored
+  const std::byte* weight = nullptr;          // [out_features, in_features] as stored, or tiles
   const float* scale = nullptr;               // as in ops::LinearSource
   int64_t row_offset = 0, column_offset = 0;  // inside the first scale block, below 128
   int64_t scale_columns = 0;                  // of the block scheme
+  LinearPath path = LinearPath::kPlain;
 
   /// The scale of the block that holds (row, column).
   [[nodiscard]] float block_scale(int64_t row, int64_t column) const {
@@ -25,19 +34,22 @@ struct LinearView {
   }
 };
 
-/// One weight's place in a packed buffer: the rows as stored, at the next multiple of 256 bytes the f32 scales, then the offsets into
+/// One weight's place in a packed buffer: the rows as stored or tiles of 16 features (the last one filled up with zeros), at the next multiple of 256 bytes the f32 scales, then the offsets into
 /// the scale grid, which are known only when the weight is packed.
 class PackedLinear {
  public:
-  PackedLinear(const ops::LinearShape& shape, size_t offset_bytes);
+  PackedLinear(const ops::LinearShape& shape, size_t offset_bytes, LinearPath path);
 
   /// One past the last byte, a multiple of 256: where the next weight begins.
   [[nodiscard]] size_t end_bytes() const { return end_; }
-  void pack(const ops::LinearSource& source, ops::Buffer& packed) const;
+  void pack(const ops::LinearSource& source, ops::Buffer& packed, ThreadPool& pool) const;
   [[nodiscard]] LinearView view(const ops::Buffer& packed) const;
 
  private:
+  void pack_tiles(const ops::LinearSource& source, std::byte* to, ThreadPool& pool) const;
+
   ops::LinearShape shape_;
+  LinearPath path_;
   size_t weight_at_, scale_at_, offsets_at_, end_;
 };
 
@@ -47,8 +59,8 @@ void decode_row(const LinearView& weight, int64_t row, int64_t begin, int64_t en
 inline constexpr int64_t kFeatureTile = 16;
 
 /// y[row * kFeatureTile + n] = sum_k W[first + n, k] x[row, k] for `features` <= 16 features and `rows` <= kRowTile rows; x f32 [rows, in].
-/// Partial sums over the 128 columns of a scale block in 16 lanes, scaled and added in order of the blocks, per lane; then the lanes.
-/// The arithmetic of a row knows nothing of other rows.
+/// On the plain path: partial sums over the 128 columns of a scale block in 16 lanes, scaled and added in order of the blocks, per lane; then the lanes.
+/// On the others: fma_tile.h. The arithmetic of a row knows nothing of other rows.
 void multiply_tile(const LinearView& weight, const float* x, int64_t rows, int64_t first, int64_t features, float* y);
 
 /// store(row, feature, value) for every row and output feature of W x, on the pool's threads, each pair once.
@@ -56,7 +68,7 @@ template <class Store>
 void linear(ThreadPool& pool, const LinearView& weight, const float* x, int64_t rows, const Store& store) {
   const int64_t tile_cost = kFeatureTile * weight.in_features * (rows + 2);
   pool.parallel_for((weight.out_features + kFeatureTile - 1) / kFeatureTile, tile_cost, [&](int64_t begin, int64_t end, int) {
-    float y[kRowTile * kFeatureTile];
+    alignas(64) float y[kRowTile * kFeatureTile];
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t first = tile * kFeatureTile, features = std::min(kFeatureTile, weight.out_features - first);
       multiply_tile(weight, x, rows, first, features, y);

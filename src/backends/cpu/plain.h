@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "backends/cpu/device.h"
+#include "backends/cpu/packed_linear.h"
 #include "ops/kernel_table.h"
 
 // The candidates named "cpu.plain": portable code, right for every legal problem. Each op has its file. Prompt and decode rows share one
@@ -13,19 +14,25 @@ namespace quern::cpu::plain {
 #define QUERN_PLAIN(Op)                                                             \
   ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits&); \
   Result<std::unique_ptr<ops::Op::Kernel>> make(const ops::Op::Problem& problem, ops::Device& device);
-QUERN_PLAIN(Embed)
-QUERN_PLAIN(AttnIn)
 QUERN_PLAIN(Attention)
-QUERN_PLAIN(GdnIn)
 QUERN_PLAIN(GdnMix)
-QUERN_PLAIN(LinearResidual)
-QUERN_PLAIN(MlpIn)
-QUERN_PLAIN(MtpIn)
-QUERN_PLAIN(Head)
 QUERN_PLAIN(Sample)
 QUERN_PLAIN(StateCopy)
 QUERN_PLAIN(Combine)
 #undef QUERN_PLAIN
+
+// Ops that multiply with weights: the same kernel runs on any path (packed_linear.h); on kPlain it is cpu.plain.
+#define QUERN_LINEAR(Op)                                                            \
+  ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits&); \
+  Result<std::unique_ptr<ops::Op::Kernel>> make(const ops::Op::Problem& problem, ops::Device& device, LinearPath path);
+QUERN_LINEAR(Embed)
+QUERN_LINEAR(AttnIn)
+QUERN_LINEAR(GdnIn)
+QUERN_LINEAR(MlpIn)
+QUERN_LINEAR(LinearResidual)
+QUERN_LINEAR(MtpIn)
+QUERN_LINEAR(Head)
+#undef QUERN_LINEAR
 
 // What they share.
 
@@ -33,7 +40,10 @@ inline ThreadPool& pool_of(ops::Device& device) {
   CHECK(device.traits().platform == ops::Platform::kCpu);
   return static_cast<Device&>(device).pool();
 }
-inline std::string_view arithmetic_id(DType activation) { return activation == DType::kF32 ? "cpu.plain.f32" : "cpu.plain.bf16"; }
+inline std::string_view arithmetic_id(DType activation, LinearPath path = LinearPath::kPlain) {
+  if (path == LinearPath::kPlain) return activation == DType::kF32 ? "cpu.plain.f32" : "cpu.plain.bf16";
+  return activation == DType::kF32 ? "cpu.fma.f32" : "cpu.fma.bf16";
+}
 inline ops::Verdict accepts_activation(DType activation, ops::ActivationLayout layout = ops::ActivationLayout::kPlain) {
   if (activation != DType::kF32 && activation != DType::kBF16)
     return ops::refuse("activation dtype {} is not supported; f32 and bf16 are", dtype_name(activation));
