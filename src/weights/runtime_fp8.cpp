@@ -6,8 +6,8 @@
 
 #include "base/float_convert.h"
 
-// This file is compiled with -O3: its loops are free of branches so that they become vector instructions. Every operation is exact or rounded
-// once, so wider vectors give the same bits.
+// This file is compiled with -O3: its loops are free of branches so that they become vector instructions. Every operation is exact or
+// rounded once, so wider vectors give the same bits.
 
 namespace quern::weights {
 namespace {
