@@ -433,14 +433,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool closed_ = false;
 };
 
-class Server final : public HttpServer {
+class BeastServer final : public HttpServer {
  public:
-  Server(const HttpOptions& options, Handler handler, ErrorResponse error_response)
+  BeastServer(const HttpOptions& options, Handler handler, ErrorResponse error_response)
       : shared_(options), acceptor_(asio::make_strand(shared_.io.get_executor())) {
     shared_.handler = std::move(handler);
     shared_.error_response = std::move(error_response);
   }
-  ~Server() override { stop(); }
+  ~BeastServer() override { stop(); }
 
   Result<void> listen() {
     const HttpOptions& options = shared_.options;
@@ -540,7 +540,7 @@ class Server final : public HttpServer {
 }  // namespace
 
 Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpOptions& options, Handler handler, ErrorResponse error_response) {
-  auto server = std::make_unique<Server>(options, std::move(handler), std::move(error_response));
+  auto server = std::make_unique<BeastServer>(options, std::move(handler), std::move(error_response));
   RETURN_IF_ERROR(server->listen());
   return Result<std::unique_ptr<HttpServer>>(std::move(server));
 }
