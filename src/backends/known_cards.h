@@ -9,13 +9,13 @@ namespace quern::backends {
 
 /// A card that plans can be made for without having it.
 struct KnownCard {
-  std::string_view short_name;      // "b60"
-  std::string_view name;            // "Intel Arc Pro B60"
+  std::string_view short_name;  // "b60"
+  std::string_view name;        // "Intel Arc Pro B60"
   ops::Platform platform;
-  uint64_t memory_bytes;            // what a program finds on it
-  double read_bandwidth;            // bytes per second, datasheet
-  int num_cores;                    // SMs or Xe cores
-  int architecture;                 // as in ops::DeviceTraits
+  uint64_t memory_bytes;  // what a program finds on it
+  double read_bandwidth;  // bytes per second, datasheet
+  int num_cores;          // SMs or Xe cores
+  int architecture;       // as in ops::DeviceTraits
   bool fp8_matrix;
 };
 

@@ -94,12 +94,16 @@ std::vector<std::string_view> known_cards() {
 std::vector<std::string> describe_devices() {
   const ops::DeviceTraits cpu = cpu::host_traits();
   std::vector<std::string> features;
-  for (const auto& [present, name] : {std::pair{cpu.avx2, "avx2"}, {cpu.avx512, "avx512"}, {cpu.avx512_vbmi, "vbmi"}, {cpu.avx512_bf16, "avx512_bf16"},
+  for (const auto& [present, name] : {std::pair{cpu.avx2, "avx2"},
+                                      {cpu.avx512, "avx512"},
+                                      {cpu.avx512_vbmi, "vbmi"},
+                                      {cpu.avx512_bf16, "avx512_bf16"},
                                       {cpu.amx_bf16, "amx_bf16"}})
     if (present) features.emplace_back(name);
-  return {fmt::format("cpu     {}, {} threads, {:.1f} GiB, {}", cpu.name, cpu.num_cores, static_cast<double>(cpu.memory_bytes) / (1ull << 30),
-                      fmt::join(features, " ")),
-          fmt::format("cuda    none: {}", cuda::kKernelTable.embed.why_absent()), fmt::format("opencl  none: {}", opencl::kKernelTable.embed.why_absent())};
+  return {fmt::format("cpu     {}, {} threads, {:.1f} GiB, {}", cpu.name, cpu.num_cores,
+                      static_cast<double>(cpu.memory_bytes) / (1ull << 30), fmt::join(features, " ")),
+          fmt::format("cuda    none: {}", cuda::kKernelTable.embed.why_absent()),
+          fmt::format("opencl  none: {}", opencl::kKernelTable.embed.why_absent())};
 }
 
 }  // namespace quern::backends

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "base/result.h"
 #include "engine/request.h"
@@ -10,10 +11,10 @@
 namespace quern::engine {
 
 struct EngineOptions {
-  int32_t max_num_seqs = 0;              // 0: as many as the workers have slots
-  int32_t max_num_batched_tokens = 0;    // rows of one step; 0: the workers' limit
-  int32_t max_queue_len = 1024;          // waiting requests; one more is refused with kResourceExhausted
-  int32_t steps_in_flight = 2;           // 1: synchronous; 2: step n + 1 is enqueued before step n's tokens arrive
+  int32_t max_num_seqs = 0;            // 0: as many as the workers have slots
+  int32_t max_num_batched_tokens = 0;  // rows of one step; 0: the workers' limit
+  int32_t max_queue_len = 1024;        // waiting requests; one more is refused with kResourceExhausted
+  int32_t steps_in_flight = 2;         // 1: synchronous; 2: step n + 1 is enqueued before step n's tokens arrive
 };
 
 /// Counters and gauges, sampled at one moment.
@@ -22,10 +23,11 @@ struct EngineStats {
   int32_t num_blocks = 0, num_free_blocks = 0;
   int32_t num_slots = 0, num_free_slots = 0;
   uint64_t num_steps = 0, num_preemptions = 0;
-  uint64_t prompt_tokens = 0, generation_tokens = 0;   // as counted in usage
+  uint64_t prompt_tokens = 0, generation_tokens = 0;  // of finished requests, as counted in their usage
+  uint64_t unfinished_generation_tokens = 0;          // generated so far for the others
   uint64_t computed_rows = 0, discarded_rows = 0;
   uint64_t requests_stop = 0, requests_length = 0, requests_cancelled = 0, requests_error = 0;
-  double device_seconds = 0, host_seconds = 0;         // time in steps, and of the engine thread between them
+  double device_seconds = 0, host_seconds = 0;  // time in steps, and of the engine thread between them
 };
 
 /// Owns sequences, blocks, slots and plans on one thread of its own. All member functions are thread-safe.
@@ -34,8 +36,8 @@ class Engine {
   static std::unique_ptr<Engine> start(std::unique_ptr<worker::WorkerGroup> workers, const EngineOptions& options);
   virtual ~Engine() = default;
 
-  /// kInvalidArgument for a request that can never run (an empty prompt, ids outside the vocabulary, a prompt over the window: all three numbers),
-  /// kResourceExhausted when the queue is full, kUnavailable while draining or after a fatal device error.
+  /// kInvalidArgument for a request that can never run (an empty prompt, ids outside the vocabulary, a prompt over the window: all three
+  /// numbers), kResourceExhausted when the queue is full, kUnavailable while draining or after a fatal device error.
   virtual Result<std::unique_ptr<RequestStream>> submit(GenerationRequest request) = 0;
   [[nodiscard]] virtual EngineStats stats() const = 0;
   [[nodiscard]] virtual const worker::WorkerLimits& limits() const = 0;

@@ -10,7 +10,8 @@ namespace quern::engine {
 class TokenConstraint {
  public:
   virtual ~TokenConstraint() = default;
-  /// Sets bit t of `mask` (all zero on entry, ceil(vocab / 32) words) for every token that may come next. Returns false when everything is allowed (the mask is then not used).
+  /// Sets bit t of `mask` (all zero on entry, ceil(vocab / 32) words) for every token that may come next. Returns false when everything is
+  /// allowed (the mask is then not used).
   virtual bool fill_mask(std::span<uint32_t> mask) = 0;
   /// The sequence grew by `token`. False when the grammar does not allow it.
   virtual bool accept(int32_t token) = 0;

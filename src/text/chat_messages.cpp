@@ -72,7 +72,8 @@ Result<Json> normalize_tool_call(const Json& call, const std::string& field) {
     }
   }
   if (arguments->is_null()) *arguments = Json::object();
-  if (!arguments->is_object()) return field_error(arguments_field, "expected an object or a string with a JSON object, found {}", arguments->type_name());
+  if (!arguments->is_object())
+    return field_error(arguments_field, "expected an object or a string with a JSON object, found {}", arguments->type_name());
   return result;
 }
 
@@ -81,7 +82,8 @@ Result<void> normalize_reasoning(Json& message, const std::string& field) {
   for (const char* name : {"reasoning_content", "reasoning"}) {
     const Json* member = find_member(message, name);
     if (!member) continue;
-    if (!member->is_string()) return field_error(fmt::format("{}.{}", field, name), "expected a string or null, found {}", member->type_name());
+    if (!member->is_string())
+      return field_error(fmt::format("{}.{}", field, name), "expected a string or null, found {}", member->type_name());
     if (!reasoning) reasoning = *member;
   }
   message.erase("reasoning");
@@ -98,8 +100,10 @@ Result<void> normalize_tool_calls(Json& message, const std::string& field) {
     ASSIGN_OR_RETURN(Json call, normalize_tool_call((*calls)[i], fmt::format("{}.tool_calls[{}]", field, i)));
     normalized.push_back(std::move(call));
   }
-  if (normalized.empty()) message.erase("tool_calls");
-  else message["tool_calls"] = std::move(normalized);
+  if (normalized.empty())
+    message.erase("tool_calls");
+  else
+    message["tool_calls"] = std::move(normalized);
   return {};
 }
 

@@ -18,7 +18,8 @@ using EscapeText = std::function<std::string(std::string_view)>;
 ///   content    a string; lists of text parts are concatenated. Absent in an assistant message without content
 ///   tool_calls arguments are objects, also where the request has JSON in a string; absent instead of empty
 ///   reasoning  as `reasoning_content`, whether the request calls it that or `reasoning`; absent instead of null
-/// Members that we do not know are kept, unless null. Errors: kInvalidArgument, kUnsupported for what is not text; the field names the member.
+/// Members that we do not know are kept, unless null. Errors: kInvalidArgument, kUnsupported for what is not text; the field names the
+/// member.
 Result<Json> normalize_messages(const Json& messages);
 
 /// null, or the tools as they are when they are an array of objects.

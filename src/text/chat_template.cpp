@@ -75,8 +75,10 @@ Result<ChatTemplate> ChatTemplate::load(const std::filesystem::path& model_dir, 
   }
   const auto found = config.find("chat_template");
   if (found == config.end() || found->is_null()) {
-    return make_error(ErrorCode::kNotFound, "{} has no chat template, neither chat_template.jinja nor one in tokenizer_config.json; name one with --chat-template",
-                      model_dir.string());
+    return make_error(
+        ErrorCode::kNotFound,
+        "{} has no chat template, neither chat_template.jinja nor one in tokenizer_config.json; name one with --chat-template",
+        model_dir.string());
   }
   const std::string where = config_file.string() + ": chat_template";
   if (found->is_string()) {
@@ -86,7 +88,9 @@ Result<ChatTemplate> ChatTemplate::load(const std::filesystem::path& model_dir, 
   std::optional<jinja::Template> main, with_tools;
   if (found->is_array()) {
     for (const Json& entry : *found) {
-      const auto text = [&](const char* name) { return entry.is_object() && entry.contains(name) && entry[name].is_string() ? entry[name].get<std::string>() : ""; };
+      const auto text = [&](const char* name) {
+        return entry.is_object() && entry.contains(name) && entry[name].is_string() ? entry[name].get<std::string>() : "";
+      };
       const std::string name = text("name");
       if (name != "default" && name != "tool_use") continue;
       ASSIGN_OR_RETURN(jinja::Template parsed, parse(text("template"), fmt::format("{}, \"{}\"", where, name)));
@@ -104,7 +108,8 @@ Result<Json> ChatTemplate::make_context(const ChatInput& input, const EscapeText
   context["documents"] = nullptr;
   if (input.kwargs.is_null()) return context;
   if (!input.kwargs.is_object()) {
-    return Error{ErrorCode::kInvalidArgument, fmt::format("chat_template_kwargs: expected an object, found {}", input.kwargs.type_name()), "chat_template_kwargs"};
+    return Error{ErrorCode::kInvalidArgument, fmt::format("chat_template_kwargs: expected an object, found {}", input.kwargs.type_name()),
+                 "chat_template_kwargs"};
   }
   for (const auto& [name, value] : input.kwargs.items()) {
     static constexpr std::array<std::string_view, 4> kOwnFields = {"messages", "tools", "add_generation_prompt", "continue_final_message"};
@@ -123,7 +128,8 @@ Result<RenderedPrompt> ChatTemplate::render(const ChatInput& input) const {
 
 Result<RenderedPrompt> ChatTemplate::render(const ChatInput& input, const EscapeText& escape) const {
   if (input.continue_final_message && input.add_generation_prompt) {
-    return Error{ErrorCode::kInvalidArgument, "continue_final_message: cannot be combined with add_generation_prompt", "continue_final_message"};
+    return Error{ErrorCode::kInvalidArgument, "continue_final_message: cannot be combined with add_generation_prompt",
+                 "continue_final_message"};
   }
   ASSIGN_OR_RETURN(const Json normalized, normalize_messages(input.messages));
   Json messages = escape_messages(normalized, escape);
@@ -142,7 +148,8 @@ Result<RenderedPrompt> ChatTemplate::render(const ChatInput& input, const Escape
   if (input.continue_final_message) {
     const size_t end = prompt.text.rfind(kEndOfContentTrimmed);
     if (end == std::string::npos) {
-      return Error{ErrorCode::kInvalidArgument, "continue_final_message: the chat template does not show the last message", "continue_final_message"};
+      return Error{ErrorCode::kInvalidArgument, "continue_final_message: the chat template does not show the last message",
+                   "continue_final_message"};
     }
     const bool trims = !std::string_view(prompt.text).substr(end).starts_with(kEndOfContent);
     prompt.text.resize(end);

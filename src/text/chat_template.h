@@ -15,11 +15,11 @@ namespace quern::text {
 
 /// What a chat request says about its prompt.
 struct ChatInput {
-  Json messages;                       // as requested; see normalize_messages
-  Json tools;                          // array or null
+  Json messages;  // as requested; see normalize_messages
+  Json tools;     // array or null
   bool add_generation_prompt = true;
-  bool continue_final_message = false; // the prompt ends inside the last message; excludes add_generation_prompt
-  Json kwargs = Json::object();        // chat_template_kwargs: enable_thinking, preserve_thinking, reasoning_effort, ...
+  bool continue_final_message = false;  // the prompt ends inside the last message; excludes add_generation_prompt
+  Json kwargs = Json::object();         // chat_template_kwargs: enable_thinking, preserve_thinking, reasoning_effort, ...
 };
 
 struct RenderedPrompt {

@@ -181,7 +181,9 @@ Result<Value> join(Runtime& runtime, const Value& input, const Arguments& argume
 }
 
 Result<Value> tojson(Runtime& runtime, const Value& input, const Arguments& arguments) {
-  ASSIGN_OR_RETURN(const auto bound, bind_arguments("tojson", {{"ensure_ascii", false}, {"indent", None{}}, {"separators", None{}}, {"sort_keys", false}}, arguments));
+  ASSIGN_OR_RETURN(
+      const auto bound,
+      bind_arguments("tojson", {{"ensure_ascii", false}, {"indent", None{}}, {"separators", None{}}, {"sort_keys", false}}, arguments));
   JsonStyle style;
   style.ensure_ascii = truthy(bound[0]);
   style.sort_keys = truthy(bound[3]);
@@ -244,8 +246,10 @@ std::optional<Number> parse_number(std::string_view text, int base = 10) {
   if (text.starts_with('+') && text.size() > 1 && text[1] != '-') text.remove_prefix(1);
   Number number{};
   std::from_chars_result parsed{};
-  if constexpr (std::is_integral_v<Number>) parsed = std::from_chars(text.data(), text.data() + text.size(), number, base);
-  else parsed = std::from_chars(text.data(), text.data() + text.size(), number);
+  if constexpr (std::is_integral_v<Number>)
+    parsed = std::from_chars(text.data(), text.data() + text.size(), number, base);
+  else
+    parsed = std::from_chars(text.data(), text.data() + text.size(), number);
   if (text.empty() || parsed.ec != std::errc() || parsed.ptr != text.data() + text.size()) return std::nullopt;
   return number;
 }
@@ -264,8 +268,11 @@ Result<Value> to_int(Runtime&, const Value& input, const Arguments& arguments) {
     const int64_t base = bound[1].integer().value_or(10);
     if (base < 2 || base > 36) return invalid_argument("int: base must be between 2 and 36");
     std::string_view digits = strip(input.text());
-    const auto has_prefix = [&](std::string_view lower, std::string_view upper) { return digits.starts_with(lower) || digits.starts_with(upper); };
-    if ((base == 16 && has_prefix("0x", "0X")) || (base == 8 && has_prefix("0o", "0O")) || (base == 2 && has_prefix("0b", "0B"))) digits.remove_prefix(2);
+    const auto has_prefix = [&](std::string_view lower, std::string_view upper) {
+      return digits.starts_with(lower) || digits.starts_with(upper);
+    };
+    if ((base == 16 && has_prefix("0x", "0X")) || (base == 8 && has_prefix("0o", "0O")) || (base == 2 && has_prefix("0b", "0B")))
+      digits.remove_prefix(2);
     if (const auto integer = parse_number<int64_t>(digits, static_cast<int>(base))) return Value(*integer);
   }
   const auto number = input.is_string() ? parse_number<double>(input.text()) : input.number();
@@ -360,7 +367,8 @@ Result<Value> reverse(Runtime& runtime, const Value& input, const Arguments&) {
 }
 
 Result<Value> sort(Runtime& runtime, const Value& input, const Arguments& arguments) {
-  ASSIGN_OR_RETURN(const auto bound, bind_arguments("sort", {{"reverse", false}, {"case_sensitive", false}, {"attribute", None{}}}, arguments));
+  ASSIGN_OR_RETURN(const auto bound,
+                   bind_arguments("sort", {{"reverse", false}, {"case_sensitive", false}, {"attribute", None{}}}, arguments));
   std::vector<Keyed> keyed;
   ASSIGN_OR_RETURN(keyed, with_keys(runtime, input, bound[2], truthy(bound[1])));
   RETURN_IF_ERROR(sort_by_key(runtime, keyed, truthy(bound[0])));
@@ -402,7 +410,8 @@ Result<Value> unique(Runtime& runtime, const Value& input, const Arguments& argu
 
 template <bool largest>
 Result<Value> extreme(Runtime& runtime, const Value& input, const Arguments& arguments) {
-  ASSIGN_OR_RETURN(const auto bound, bind_arguments(largest ? "max" : "min", {{"case_sensitive", false}, {"attribute", None{}}}, arguments));
+  ASSIGN_OR_RETURN(const auto bound,
+                   bind_arguments(largest ? "max" : "min", {{"case_sensitive", false}, {"attribute", None{}}}, arguments));
   ASSIGN_OR_RETURN(const std::vector<Keyed> keyed, with_keys(runtime, input, bound[1], truthy(bound[0])));
   if (keyed.empty()) return no_such_item(largest ? "max" : "min");
   const Keyed* best = &keyed[0];
@@ -467,7 +476,8 @@ Result<Value> select(Runtime& runtime, const Value& input, const Arguments& argu
 
 }  // namespace
 
-Result<std::string> replace_text(Runtime& runtime, std::string_view text, std::string_view old_text, std::string_view new_text, int64_t count) {
+Result<std::string> replace_text(Runtime& runtime, std::string_view text, std::string_view old_text, std::string_view new_text,
+                                 int64_t count) {
   std::string out;
   if (old_text.empty()) {
     const auto insert = [&] {

@@ -26,7 +26,8 @@ class Namespace final : public Object {
 /// The entries of dict(mapping or pairs, key=value, ...).
 Result<Dict> dict_entries(Runtime& runtime, const Arguments& arguments, std::string_view function) {
   Dict dict;
-  if (arguments.positional.size() > 1) return invalid_argument("{} expected at most 1 argument, got {}", function, arguments.positional.size());
+  if (arguments.positional.size() > 1)
+    return invalid_argument("{} expected at most 1 argument, got {}", function, arguments.positional.size());
   if (!arguments.positional.empty()) {
     const Value& source = arguments.positional[0];
     if (source.dict()) {

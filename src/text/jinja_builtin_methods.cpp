@@ -189,7 +189,9 @@ Result<Value> all_characters(Runtime&, const Value& self, const Arguments&) {
 bool is_letter_or_digit(char32_t c) { return is_letter(c) || is_digit(c); }
 
 template <bool wants_upper>
-Result<Value> has_case(Runtime&, const Value& self, const Arguments&) { return Value(all_in_case(self.text(), wants_upper)); }
+Result<Value> has_case(Runtime&, const Value& self, const Arguments&) {
+  return Value(all_in_case(self.text(), wants_upper));
+}
 
 // --- dicts
 
@@ -376,7 +378,8 @@ Result<Value> get_item(Runtime& runtime, const Value& object, const Value& key) 
   return undefined_item(object, key);
 }
 
-Result<Value> get_slice(Runtime& runtime, const Value& object, std::optional<int64_t> start, std::optional<int64_t> stop, std::optional<int64_t> step) {
+Result<Value> get_slice(Runtime& runtime, const Value& object, std::optional<int64_t> start, std::optional<int64_t> stop,
+                        std::optional<int64_t> step) {
   if (object.is_undefined()) return undefined_error(object);
   const bool is_list = object.list() && object.list()->kind != List::Kind::kGenerator;
   if (!is_list && !object.is_string()) return invalid_argument("'{}' object is not subscriptable", type_name(object));

@@ -24,9 +24,11 @@ Result<Value> get_attribute(Runtime& runtime, const Value& object, std::string_v
 /// object[key]: an item first, then a method or attribute, else Undefined.
 Result<Value> get_item(Runtime& runtime, const Value& object, const Value& key);
 /// object[start:stop:step] of strings and lists; an empty optional stands for an omitted part.
-Result<Value> get_slice(Runtime& runtime, const Value& object, std::optional<int64_t> start, std::optional<int64_t> stop, std::optional<int64_t> step);
+Result<Value> get_slice(Runtime& runtime, const Value& object, std::optional<int64_t> start, std::optional<int64_t> stop,
+                        std::optional<int64_t> step);
 
 /// text with at most `count` (negative: all) occurrences of `old_text` replaced; an empty `old_text` is found around every character.
-Result<std::string> replace_text(Runtime& runtime, std::string_view text, std::string_view old_text, std::string_view new_text, int64_t count);
+Result<std::string> replace_text(Runtime& runtime, std::string_view text, std::string_view old_text, std::string_view new_text,
+                                 int64_t count);
 
 }  // namespace quern::text::jinja

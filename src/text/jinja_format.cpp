@@ -17,14 +17,22 @@ void append_string_repr(std::string& out, std::string_view text) {
   out += quote;
   for (size_t at = 0; at < text.size();) {
     const CodePoint c = code_point_at(text, at);
-    if (c.value == static_cast<char32_t>(quote) || c.value == '\\') out.append({'\\', static_cast<char>(c.value)});
-    else if (c.value == '\n') out += "\\n";
-    else if (c.value == '\r') out += "\\r";
-    else if (c.value == '\t') out += "\\t";
-    else if (is_printable(c.value)) out += text.substr(at, c.length);
-    else if (c.value < 0x100) out += fmt::format("\\x{:02x}", static_cast<uint32_t>(c.value));
-    else if (c.value < 0x10000) out += fmt::format("\\u{:04x}", static_cast<uint32_t>(c.value));
-    else out += fmt::format("\\U{:08x}", static_cast<uint32_t>(c.value));
+    if (c.value == static_cast<char32_t>(quote) || c.value == '\\')
+      out.append({'\\', static_cast<char>(c.value)});
+    else if (c.value == '\n')
+      out += "\\n";
+    else if (c.value == '\r')
+      out += "\\r";
+    else if (c.value == '\t')
+      out += "\\t";
+    else if (is_printable(c.value))
+      out += text.substr(at, c.length);
+    else if (c.value < 0x100)
+      out += fmt::format("\\x{:02x}", static_cast<uint32_t>(c.value));
+    else if (c.value < 0x10000)
+      out += fmt::format("\\u{:04x}", static_cast<uint32_t>(c.value));
+    else
+      out += fmt::format("\\U{:08x}", static_cast<uint32_t>(c.value));
     at += c.length;
   }
   out += quote;
@@ -45,8 +53,10 @@ void append_json_string(std::string& out, std::string_view text, bool ensure_asc
       default: {
         const uint32_t code = c.value;
         if (code < 0x20 || (ensure_ascii && code > 0x7e && code < 0x10000)) {
-          if (code == 0x7f) out += '\x7f';
-          else out += fmt::format("\\u{:04x}", code);
+          if (code == 0x7f)
+            out += '\x7f';
+          else
+            out += fmt::format("\\u{:04x}", code);
         } else if (ensure_ascii && code >= 0x10000) {
           out += fmt::format("\\u{:04x}\\u{:04x}", 0xd800 + ((code - 0x10000) >> 10), 0xdc00 + ((code - 0x10000) & 0x3ff));
         } else {
@@ -61,12 +71,18 @@ void append_json_string(std::string& out, std::string_view text, bool ensure_asc
 
 /// None, booleans and numbers print alike in str() and repr(); false for other types.
 bool append_scalar(std::string& out, const Value& value) {
-  if (value.is_none()) out += "None";
-  else if (const bool* b = value.bool_ptr()) out += *b ? "True" : "False";
-  else if (const auto* i = std::get_if<int64_t>(&value.storage())) out += fmt::format("{}", *i);
-  else if (const auto* u = std::get_if<uint64_t>(&value.storage())) out += fmt::format("{}", *u);
-  else if (const auto* d = std::get_if<double>(&value.storage())) out += float_repr(*d);
-  else return false;
+  if (value.is_none())
+    out += "None";
+  else if (const bool* b = value.bool_ptr())
+    out += *b ? "True" : "False";
+  else if (const auto* i = std::get_if<int64_t>(&value.storage()))
+    out += fmt::format("{}", *i);
+  else if (const auto* u = std::get_if<uint64_t>(&value.storage()))
+    out += fmt::format("{}", *u);
+  else if (const auto* d = std::get_if<double>(&value.storage()))
+    out += float_repr(*d);
+  else
+    return false;
   return true;
 }
 
@@ -133,11 +149,16 @@ class JsonWriter {
 
  private:
   bool write_scalar(const Value& value) {
-    if (value.is_none()) out_ += "null";
-    else if (const bool* b = value.bool_ptr()) out_ += *b ? "true" : "false";
-    else if (value.is_float() && std::isnan(*value.number())) out_ += "NaN";
-    else if (value.is_float() && std::isinf(*value.number())) out_ += *value.number() > 0 ? "Infinity" : "-Infinity";
-    else return append_scalar(out_, value);
+    if (value.is_none())
+      out_ += "null";
+    else if (const bool* b = value.bool_ptr())
+      out_ += *b ? "true" : "false";
+    else if (value.is_float() && std::isnan(*value.number()))
+      out_ += "NaN";
+    else if (value.is_float() && std::isinf(*value.number()))
+      out_ += *value.number() > 0 ? "Infinity" : "-Infinity";
+    else
+      return append_scalar(out_, value);
     return true;
   }
 

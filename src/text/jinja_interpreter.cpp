@@ -255,7 +255,8 @@ class Interpreter {
   // --- macros
 
   Value make_macro(const MacroStmt& macro, const ScopePtr& scope) {
-    return runtime_.make_callable({macro.name, [this, &macro, scope](Runtime&, const Arguments& arguments) { return call_macro(macro, scope, arguments); }});
+    return runtime_.make_callable(
+        {macro.name, [this, &macro, scope](Runtime&, const Arguments& arguments) { return call_macro(macro, scope, arguments); }});
   }
 
   Result<Value> call_macro(const MacroStmt& macro, const ScopePtr& defined_in, const Arguments& arguments) {
@@ -271,7 +272,8 @@ class Interpreter {
     Dict* const kwargs = runtime_.make_dict();
     Value caller = undefined_name("caller");
     for (const auto& [name, value] : arguments.named) {
-      const auto found = std::find_if(macro.parameters.begin(), macro.parameters.end(), [&, n = std::string_view(name)](const auto& p) { return p.name == n; });
+      const auto found = std::find_if(macro.parameters.begin(), macro.parameters.end(),
+                                      [&, n = std::string_view(name)](const auto& p) { return p.name == n; });
       if (found != macro.parameters.end()) {
         auto& slot = bound[static_cast<size_t>(found - macro.parameters.begin())];
         if (slot) return invalid_argument("macro '{}' got multiple values for argument '{}'", macro.name, name);
@@ -425,7 +427,8 @@ class Interpreter {
     ASSIGN_OR_RETURN(const Value condition, evaluate(*node.condition, scope));
     if (truthy(condition)) return evaluate(*node.then, scope);
     if (node.otherwise) return evaluate(*node.otherwise, scope);
-    return Value(Undefined{std::make_shared<const std::string>("the inline if-expression evaluated to false and no else section was defined")});
+    return Value(
+        Undefined{std::make_shared<const std::string>("the inline if-expression evaluated to false and no else section was defined")});
   }
 
   // --- calls

@@ -76,9 +76,7 @@ class Lexer {
     }
     return npos;
   }
-  [[nodiscard]] char sign_at(size_t at) const {
-    return at < rest_.size() && (rest_[at] == '-' || rest_[at] == '+') ? rest_[at] : char{0};
-  }
+  [[nodiscard]] char sign_at(size_t at) const { return at < rest_.size() && (rest_[at] == '-' || rest_[at] == '+') ? rest_[at] : char{0}; }
 
   /// The text in front of a tag with the white space removed that the tag's sign, or lstrip_blocks, takes away.
   [[nodiscard]] std::string_view before_tag(std::string_view text, char sign, bool lstrip) const {
@@ -94,8 +92,10 @@ class Lexer {
   void after_tag(char sign, bool trim_newline) {
     const size_t before = rest_.size();
     std::string_view taken = rest_;
-    if (sign == '-') skip_space();
-    else if (sign != '+' && trim_newline && !rest_.empty() && rest_[0] == '\n') advance(1);
+    if (sign == '-')
+      skip_space();
+    else if (sign != '+' && trim_newline && !rest_.empty() && rest_[0] == '\n')
+      advance(1);
     taken = taken.substr(0, before - rest_.size());
     at_line_start_ = !taken.empty() && taken.back() == '\n';
   }
@@ -157,10 +157,14 @@ class Lexer {
         }
       }
       const char c = rest_[0];
-      if (is_name_start(c)) read_name();
-      else if (is_decimal(c)) RETURN_IF_ERROR(read_number());
-      else if (c == '"' || c == '\'') RETURN_IF_ERROR(read_string(c));
-      else RETURN_IF_ERROR(read_operator(open_brackets));
+      if (is_name_start(c))
+        read_name();
+      else if (is_decimal(c))
+        RETURN_IF_ERROR(read_number());
+      else if (c == '"' || c == '\'')
+        RETURN_IF_ERROR(read_string(c));
+      else
+        RETURN_IF_ERROR(read_operator(open_brackets));
     }
   }
 
@@ -208,7 +212,8 @@ class Lexer {
     std::erase(text, '_');
     Token token{is_float ? TokenKind::kFloat : TokenKind::kInteger, line_, text};
     const char* const last = text.data() + text.size();
-    const auto parsed = is_float ? std::from_chars(text.data(), last, token.number) : std::from_chars(text.data(), last, token.integer, base);
+    const auto parsed =
+        is_float ? std::from_chars(text.data(), last, token.number) : std::from_chars(text.data(), last, token.integer, base);
     if (parsed.ec != std::errc() || parsed.ptr != last) return error(fmt::format("the number {} is out of range", rest_.substr(0, end)));
     tokens_.push_back(std::move(token));
     advance(end);
@@ -237,7 +242,9 @@ class Lexer {
       const char c = rest_[at++];
       switch (c) {
         case '\n': break;
-        case '\\': case '\'': case '"': out += c; break;
+        case '\\':
+        case '\'':
+        case '"': out += c; break;
         case 'a': out += '\a'; break;
         case 'b': out += '\b'; break;
         case 'f': out += '\f'; break;
@@ -245,12 +252,21 @@ class Lexer {
         case 'r': out += '\r'; break;
         case 't': out += '\t'; break;
         case 'v': out += '\v'; break;
-        case 'x': case 'u': case 'U': {
+        case 'x':
+        case 'u':
+        case 'U': {
           ASSIGN_OR_RETURN(const char32_t code_point, hex(c == 'x' ? 2 : c == 'u' ? 4 : 8));
           append_code_point(out, code_point);
           break;
         }
-        case '0': case '1': case '2': case '3': case '4': case '5': case '6': case '7': {
+        case '0':
+        case '1':
+        case '2':
+        case '3':
+        case '4':
+        case '5':
+        case '6':
+        case '7': {
           char32_t value = static_cast<char32_t>(c - '0');
           for (int i = 0; i < 2 && at < rest_.size() && rest_[at] >= '0' && rest_[at] <= '7'; ++i) {
             value = value * 8 + static_cast<char32_t>(rest_[at++] - '0');

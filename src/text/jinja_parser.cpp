@@ -35,7 +35,9 @@ class Parser {
     if (at_ + 1 < tokens_.size()) ++at_;
   }
   [[nodiscard]] Error error(std::string_view message) const { return invalid_argument("line {}: {}", current().line, message); }
-  [[nodiscard]] static bool is(const Token& token, TokenKind kind, std::string_view text) { return token.kind == kind && token.text == text; }
+  [[nodiscard]] static bool is(const Token& token, TokenKind kind, std::string_view text) {
+    return token.kind == kind && token.text == text;
+  }
   [[nodiscard]] bool is_op(std::string_view op) const { return is(current(), TokenKind::kOperator, op); }
   [[nodiscard]] bool is_word(std::string_view word) const { return is(current(), TokenKind::kName, word); }
   [[nodiscard]] bool is_any_word(Words words) const {
@@ -380,7 +382,8 @@ class Parser {
   Result<ExprPtr> parse_chain(std::initializer_list<Operator> operators, TokenKind kind, Result<ExprPtr> (Parser::*operand)()) {
     ASSIGN_OR_RETURN(ExprPtr left, (this->*operand)());
     for (int n = 1;; ++n) {
-      const auto* found_op = std::find_if(operators.begin(), operators.end(), [&](const Operator& o) { return is(current(), kind, o.text); });
+      const auto* found_op =
+          std::find_if(operators.begin(), operators.end(), [&](const Operator& o) { return is(current(), kind, o.text); });
       if (found_op == operators.end()) return left;
       RETURN_IF_ERROR(check_chain(n));
       advance();
@@ -400,9 +403,9 @@ class Parser {
   }
 
   std::optional<CompareOp> skip_compare_op() {
-    static constexpr std::pair<std::string_view, CompareOp> kOperators[] = {
-        {"==", CompareOp::kEqual}, {"!=", CompareOp::kNotEqual},     {"<", CompareOp::kLess},
-        {"<=", CompareOp::kLessEqual}, {">", CompareOp::kGreater}, {">=", CompareOp::kGreaterEqual}};
+    static constexpr std::pair<std::string_view, CompareOp> kOperators[] = {{"==", CompareOp::kEqual},  {"!=", CompareOp::kNotEqual},
+                                                                            {"<", CompareOp::kLess},    {"<=", CompareOp::kLessEqual},
+                                                                            {">", CompareOp::kGreater}, {">=", CompareOp::kGreaterEqual}};
     for (const auto& [text, op] : kOperators) {
       if (skip_op(text)) return op;
     }
@@ -644,7 +647,9 @@ class Parser {
   [[nodiscard]] bool begins_test_argument() const {
     switch (current().kind) {
       case TokenKind::kName: return !is_any_word({"else", "or", "and", "if", "is", "in", "not"});
-      case TokenKind::kString: case TokenKind::kInteger: case TokenKind::kFloat: return true;
+      case TokenKind::kString:
+      case TokenKind::kInteger:
+      case TokenKind::kFloat: return true;
       case TokenKind::kOperator: return is_op("[") || is_op("{");
       default: return false;
     }

@@ -16,7 +16,8 @@ std::string title_of(std::string_view character) {
   std::string out;
   icu::StringByteSink<std::string> sink(&out);
   UErrorCode status = U_ZERO_ERROR;
-  icu::CaseMap::utf8ToTitle("", U_TITLECASE_WHOLE_STRING | U_TITLECASE_NO_BREAK_ADJUSTMENT, nullptr, piece(character), sink, nullptr, status);
+  icu::CaseMap::utf8ToTitle("", U_TITLECASE_WHOLE_STRING | U_TITLECASE_NO_BREAK_ADJUSTMENT, nullptr, piece(character), sink, nullptr,
+                            status);
   CHECK(U_SUCCESS(status));
   return out;
 }

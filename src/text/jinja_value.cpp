@@ -82,7 +82,8 @@ std::optional<double> Value::number() const {
   return std::nullopt;
 }
 
-Result<std::vector<Value>> bind_arguments(std::string_view function, std::initializer_list<Parameter> parameters, const Arguments& arguments) {
+Result<std::vector<Value>> bind_arguments(std::string_view function, std::initializer_list<Parameter> parameters,
+                                          const Arguments& arguments) {
   if (arguments.positional.size() > parameters.size()) {
     return invalid_argument("{}() takes at most {} arguments, got {}", function, parameters.size(), arguments.positional.size());
   }

@@ -72,18 +72,17 @@ class Value {
   using Storage = std::variant<Undefined, None, bool, int64_t, uint64_t, double, StringPtr, List*, Dict*, Object*, const Callable*>;
 
   Value() = default;
-  Value(None none) : storage_(none) {}                                                                // NOLINT(google-explicit-constructor)
-  Value(Undefined undefined) : storage_(std::move(undefined)) {}                                      // NOLINT(google-explicit-constructor)
-  Value(std::string text) : storage_(std::make_shared<const std::string>(std::move(text))) {}         // NOLINT(google-explicit-constructor)
-  Value(std::string_view text) : Value(std::string(text)) {}                                          // NOLINT(google-explicit-constructor)
-  Value(const char* text) : Value(std::string(text)) {}                                               // NOLINT(google-explicit-constructor)
+  Value(None none) : storage_(none) {}                                                         // NOLINT(google-explicit-constructor)
+  Value(Undefined undefined) : storage_(std::move(undefined)) {}                               // NOLINT(google-explicit-constructor)
+  Value(std::string text) : storage_(std::make_shared<const std::string>(std::move(text))) {}  // NOLINT(google-explicit-constructor)
+  Value(std::string_view text) : Value(std::string(text)) {}                                   // NOLINT(google-explicit-constructor)
+  Value(const char* text) : Value(std::string(text)) {}                                        // NOLINT(google-explicit-constructor)
   template <class T>
-    requires(std::is_same_v<T, bool> || std::is_same_v<T, int64_t> || std::is_same_v<T, uint64_t> || std::is_same_v<T, double> ||
-             std::is_same_v<T, List*> || std::is_same_v<T, Dict*> || std::is_same_v<T, const Callable*>)
-  Value(T value) : storage_(value) {}                                                                 // NOLINT(google-explicit-constructor)
+  requires(std::is_same_v<T, bool> || std::is_same_v<T, int64_t> || std::is_same_v<T, uint64_t> || std::is_same_v<T, double> ||
+           std::is_same_v<T, List*> || std::is_same_v<T, Dict*> || std::is_same_v<T, const Callable*>) Value(T value)
+      : storage_(value) {}  // NOLINT(google-explicit-constructor)
   template <class T>
-    requires std::is_base_of_v<Object, T>
-  Value(T* object) : storage_(static_cast<Object*>(object)) {}                                        // NOLINT(google-explicit-constructor)
+  requires std::is_base_of_v<Object, T> Value(T* object) : storage_(static_cast<Object*>(object)) {}  // NOLINT(google-explicit-constructor)
 
   [[nodiscard]] const Storage& storage() const { return storage_; }
   [[nodiscard]] bool is_undefined() const { return std::holds_alternative<Undefined>(storage_); }
@@ -91,7 +90,9 @@ class Value {
   [[nodiscard]] bool is_string() const { return std::holds_alternative<StringPtr>(storage_); }
   [[nodiscard]] bool is_float() const { return std::holds_alternative<double>(storage_); }
   /// Python's int, of which bool is a kind.
-  [[nodiscard]] bool is_integer() const { return bool_ptr() || std::holds_alternative<int64_t>(storage_) || std::holds_alternative<uint64_t>(storage_); }
+  [[nodiscard]] bool is_integer() const {
+    return bool_ptr() || std::holds_alternative<int64_t>(storage_) || std::holds_alternative<uint64_t>(storage_);
+  }
   [[nodiscard]] bool is_number() const { return is_integer() || is_float(); }
   [[nodiscard]] const bool* bool_ptr() const { return std::get_if<bool>(&storage_); }
   /// Null when the value is of another type.
@@ -127,12 +128,13 @@ struct Parameter {
   std::optional<Value> fallback = std::nullopt;
 };
 /// One value for each parameter, by Python's rules.
-Result<std::vector<Value>> bind_arguments(std::string_view function, std::initializer_list<Parameter> parameters, const Arguments& arguments);
+Result<std::vector<Value>> bind_arguments(std::string_view function, std::initializer_list<Parameter> parameters,
+                                          const Arguments& arguments);
 
 struct RenderLimits {
-  size_t max_steps = 5'000'000;           // nodes evaluated, items made or looked at
+  size_t max_steps = 5'000'000;              // nodes evaluated, items made or looked at
   size_t max_text_bytes = size_t{64} << 20;  // of the output and of every string
-  int max_depth = 600;                    // nested expressions, statements, macro calls and containers
+  int max_depth = 600;                       // nested expressions, statements, macro calls and containers
 };
 
 /// What one rendering owns and has left; one thread.
@@ -142,7 +144,9 @@ class Runtime {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  List* make_list(std::vector<Value> items, List::Kind kind = List::Kind::kList) { return &lists_.emplace_back(List{std::move(items), kind}); }
+  List* make_list(std::vector<Value> items, List::Kind kind = List::Kind::kList) {
+    return &lists_.emplace_back(List{std::move(items), kind});
+  }
   Value make_tuple(std::vector<Value> items) { return make_list(std::move(items), List::Kind::kTuple); }
   Value make_generator(std::vector<Value> items) { return make_list(std::move(items), List::Kind::kGenerator); }
   Dict* make_dict() { return &dicts_.emplace_back(); }

@@ -85,8 +85,10 @@ TEST(Bf16, RoundsToNearestEven) {
 TEST(Bf16, WidensAndNarrowsEveryCodeToItself) {
   for (uint32_t code = 0; code < 0x10000; ++code) {
     const bf16 x{static_cast<uint16_t>(code)};
-    if (std::isnan(to_f32(x))) EXPECT_TRUE(std::isnan(to_f32(to_bf16(to_f32(x)))));
-    else ASSERT_EQ(to_bf16(to_f32(x)), x);
+    if (std::isnan(to_f32(x)))
+      EXPECT_TRUE(std::isnan(to_f32(to_bf16(to_f32(x)))));
+    else
+      ASSERT_EQ(to_bf16(to_f32(x)), x);
   }
 }
 

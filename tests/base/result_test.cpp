@@ -51,9 +51,7 @@ TEST(Error, TellsItsContextFirstAndKeepsCodeAndField) {
   EXPECT_EQ(outer.field, "model");
 }
 
-TEST(Result, StopsTheProcessWhenAMissingValueIsRead) {
-  EXPECT_DEATH((void)half(3).value(), "3 is odd");
-}
+TEST(Result, StopsTheProcessWhenAMissingValueIsRead) { EXPECT_DEATH((void)half(3).value(), "3 is odd"); }
 
 }  // namespace
 }  // namespace quern

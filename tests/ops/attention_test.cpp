@@ -28,14 +28,16 @@ struct AttnInCase {
   LinearCase q{bed, random, {4 * 2 * 32, 160, WeightScheme::kFp8Block}}, k{bed, random, {2 * 32, 160, WeightScheme::kBF16}},
       v{bed, random, {2 * 32, 160, WeightScheme::kFp8Tensor}};
   TensorView norm = bed.tensor(DType::kBF16, {160}, random.normals(160, 0.2f));
-  TensorView q_norm = bed.tensor(DType::kBF16, {32}, random.normals(32, 0.2f)), k_norm = bed.tensor(DType::kBF16, {32}, random.normals(32, 0.2f));
+  TensorView q_norm = bed.tensor(DType::kBF16, {32}, random.normals(32, 0.2f)),
+             k_norm = bed.tensor(DType::kBF16, {32}, random.normals(32, 0.2f));
   std::vector<float> x = random.normals(140 * 160);
   SlotTables slots = make_slots(bed, 2, 0, 4);
   TensorView query, gate, key_cache, value_cache, k_scale, v_scale;
   AttnIn::Problem problem;
 
   AttnInCase(DType activation, DType kv, int threads = 2) : bed(threads) {
-    problem = {hidden, nq, nkv, d, q.source.shape, k.source.shape, v.source.shape, kEps, activation, kv, frequencies(rotary), 1.0f, {4, 4, 4}};
+    problem = {hidden, nq,       nkv, d, q.source.shape, k.source.shape, v.source.shape, kEps, activation, kv, frequencies(rotary),
+               1.0f,   {4, 4, 4}};
     key_cache = bed.tensor(kv, {8, nkv, 64, d});
     value_cache = bed.tensor(kv, {8, nkv, 64, d});
     k_scale = bed.tensor(DType::kF32, {nkv}, std::vector<float>{0.02f, 0.05f});
@@ -46,7 +48,8 @@ struct AttnInCase {
     const auto kernel = make_kernel<AttnIn>(bed, problem);
     Buffer& packed = bed.packed(*kernel);
     kernel->pack({norm, q.source, k.source, v.source, q_norm, k_norm}, packed, bed.stream());
-    const TensorView in = bed.tensor(problem.activation, {n, hidden}, std::span(x).subspan(static_cast<size_t>(first * hidden), static_cast<size_t>(n * hidden)));
+    const TensorView in = bed.tensor(problem.activation, {n, hidden},
+                                     std::span(x).subspan(static_cast<size_t>(first * hidden), static_cast<size_t>(n * hidden)));
     const Step step(bed, {{1, 0, static_cast<int32_t>(n), RowKind::kPrompt, true}}, slots);
     if (!positions.empty()) std::copy(positions.begin(), positions.end(), step.rows.positions.data<int32_t>());
     query = bed.tensor(problem.activation, {n, nq, d});
@@ -68,7 +71,8 @@ struct AttnInCase {
     const Vector u = rms_norm(input(row), Bed::doubles(norm), kEps, 1.0);
     const Vector q_and_gate = multiply(q.dense, u), keys = multiply(k.dense, u);
     std::vector<int> positions;
-    for (int i = 0; i < rotary / 2; ++i) positions.push_back(position[static_cast<size_t>(i % 3)]);  // sections of four: every frequency in turn
+    for (int i = 0; i < rotary / 2; ++i)
+      positions.push_back(position[static_cast<size_t>(i % 3)]);  // sections of four: every frequency in turn
     const auto width = static_cast<size_t>(d);
     std::array<Vector, 4> result;
     const auto add = [&](Vector& to, Vector head, const TensorView* weight) {
@@ -90,13 +94,15 @@ struct AttnInCase {
     std::vector<float> result;
     for (int64_t head = 0; head < nkv; ++head)
       for (int64_t i = 0; i < d; ++i)
-        result.push_back(Bed::get(cache, kv_offset(slots, 1, index, head, nkv, d) + i) * (cache.dtype == DType::kE4M3 ? Bed::get(scale, head) : 1.0f));
+        result.push_back(Bed::get(cache, kv_offset(slots, 1, index, head, nkv, d) + i) *
+                         (cache.dtype == DType::kE4M3 ? Bed::get(scale, head) : 1.0f));
     return result;
   }
 };
 
 TEST(AttnIn, ProjectsNormsRotatesAndWritesTheCacheInEveryDtype) {
-  for (const auto& [activation, kv] : {std::pair{DType::kF32, DType::kF32}, {DType::kBF16, DType::kBF16}, {DType::kF32, DType::kE4M3}, {DType::kBF16, DType::kE4M3}}) {
+  for (const auto& [activation, kv] :
+       {std::pair{DType::kF32, DType::kF32}, {DType::kBF16, DType::kBF16}, {DType::kF32, DType::kE4M3}, {DType::kBF16, DType::kE4M3}}) {
     SCOPED_TRACE(fmt::format("{} with {} cache", dtype_name(activation), dtype_name(kv)));
     AttnInCase c(activation, kv);
     c.run(0, 140);
@@ -220,7 +226,8 @@ struct AttentionCase {
       for (int64_t j = first_index; j <= index; ++j) {
         const double weight = std::exp(scores[static_cast<size_t>(j - first_index)] - max);
         sum += weight;
-        for (int64_t i = 0; i < d; ++i) o[static_cast<size_t>(i)] += weight * v_scale * Bed::get(kv.v, kv_offset(slots, slot, j, kv_head, nkv, d) + i);
+        for (int64_t i = 0; i < d; ++i)
+          o[static_cast<size_t>(i)] += weight * v_scale * Bed::get(kv.v, kv_offset(slots, slot, j, kv_head, nkv, d) + i);
       }
       for (int64_t i = 0; i < d; ++i) out.push_back(o[static_cast<size_t>(i)] / sum * sigmoid(Bed::get(gate, (index * nq + head) * d + i)));
     }
@@ -229,7 +236,8 @@ struct AttentionCase {
 };
 
 TEST(Attention, IsTheGatedSoftmaxOverAllEarlierKeysAtEveryLength) {
-  for (const auto& [activation, kv] : {std::pair{DType::kF32, DType::kF32}, {DType::kBF16, DType::kBF16}, {DType::kF32, DType::kE4M3}, {DType::kBF16, DType::kE4M3}})
+  for (const auto& [activation, kv] :
+       {std::pair{DType::kF32, DType::kF32}, {DType::kBF16, DType::kBF16}, {DType::kF32, DType::kE4M3}, {DType::kBF16, DType::kE4M3}})
     for (const int64_t length : kAttentionLengths) {
       AttentionCase c(activation, kv);
       c.poison_from(length);
@@ -257,7 +265,8 @@ TEST(Attention, LeavesOutTheEmptySlotZeroOfTheMtpLayer) {
   const auto poison = [&](int64_t index) {
     for (int64_t head = 0; head < c.nkv; ++head)
       for (int64_t i = 0; i < c.d; ++i)
-        for (const TensorView& cache : {c.kv.k, c.kv.v}) Bed::set(cache, kv_offset(c.slots, c.slot, index, head, c.nkv, c.d) + i, std::nanf(""));
+        for (const TensorView& cache : {c.kv.k, c.kv.v})
+          Bed::set(cache, kv_offset(c.slots, c.slot, index, head, c.nkv, c.d) + i, std::nanf(""));
   };
   poison(0);
   for (const int64_t index : {1, 2, 600}) EXPECT_LT(relative_rms(Bed::values(c.run(index, 1, 1)), c.reference(index, 1)), 3e-6) << index;

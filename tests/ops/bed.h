@@ -14,7 +14,8 @@
 #include "ops/kernel_table.h"
 #include "support/test_support.h"
 
-// A device with tensors on it, for the tests of ops. Memory that a test does not fill holds NaN: whoever reads what is not theirs, shows it.
+// A device with tensors on it, for the tests of ops. Memory that a test does not fill holds NaN: whoever reads what is not theirs, shows
+// it.
 
 namespace quern::ops::testing {
 
@@ -24,9 +25,7 @@ class Random {
   explicit Random(uint64_t seed) : bits_(seed) {}
   double uniform() { return (static_cast<double>(bits_.next() >> 12) + 0.5) * 0x1p-52; }
   int64_t below(int64_t n) { return static_cast<int64_t>(bits_.next() % static_cast<uint64_t>(n)); }
-  float normal() {
-    return static_cast<float>(std::sqrt(-2.0 * std::log(uniform())) * std::cos(2.0 * std::numbers::pi * uniform()));
-  }
+  float normal() { return static_cast<float>(std::sqrt(-2.0 * std::log(uniform())) * std::cos(2.0 * std::numbers::pi * uniform())); }
   std::vector<float> normals(int64_t n, float scale = 1.0f) {
     std::vector<float> values(static_cast<size_t>(n));
     for (float& value : values) value = scale * normal();

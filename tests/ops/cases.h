@@ -18,13 +18,13 @@ struct LinearExtent {
   int64_t out, in, row_offset, column_offset;
 };
 inline constexpr std::array kLinearExtents = {
-    LinearExtent{256, 384, 0, 0},    // whole blocks
-    LinearExtent{200, 300, 0, 0},    // ragged in both directions
-    LinearExtent{200, 300, 64, 100}, // begins inside a block
-    LinearExtent{1, 1, 0, 0},        // one element
-    LinearExtent{17, 129, 127, 1},   // one past a tile, one past a block
-    LinearExtent{48, 640, 0, 0},     // in_proj_a of 48 heads
-    LinearExtent{0, 128, 0, 0},      // an empty shard
+    LinearExtent{256, 384, 0, 0},     // whole blocks
+    LinearExtent{200, 300, 0, 0},     // ragged in both directions
+    LinearExtent{200, 300, 64, 100},  // begins inside a block
+    LinearExtent{1, 1, 0, 0},         // one element
+    LinearExtent{17, 129, 127, 1},    // one past a tile, one past a block
+    LinearExtent{48, 640, 0, 0},      // in_proj_a of 48 heads
+    LinearExtent{0, 128, 0, 0},       // an empty shard
 };
 /// Nothing, one, a few, a tile, one past a tile, several tiles.
 inline constexpr std::array<int64_t, 6> kRowCounts = {0, 1, 3, 64, 65, 130};
@@ -35,10 +35,10 @@ struct GdnExtent {
   std::array<int, 6> k_head;
 };
 inline constexpr std::array kGdnExtents = {
-    GdnExtent{2, 6, 16, 16, {0, 0, 0, 1, 1, 1}},   // r = 3
-    GdnExtent{2, 4, 16, 24, {0, 0, 1, 1}},         // r = 2, d_k != d_v
-    GdnExtent{3, 3, 20, 16, {0, 1, 2}},            // r = 1, d_k not a multiple of the lanes
-    GdnExtent{2, 4, 16, 16, {0, 1, 1, 1}},         // a shard that begins inside a group of three
+    GdnExtent{2, 6, 16, 16, {0, 0, 0, 1, 1, 1}},  // r = 3
+    GdnExtent{2, 4, 16, 24, {0, 0, 1, 1}},        // r = 2, d_k != d_v
+    GdnExtent{3, 3, 20, 16, {0, 1, 2}},           // r = 1, d_k not a multiple of the lanes
+    GdnExtent{2, 4, 16, 16, {0, 1, 1, 1}},        // a shard that begins inside a group of three
 };
 /// Sequence lengths around the 64-grid.
 inline constexpr std::array<int64_t, 6> kGdnLengths = {1, 63, 64, 65, 128, 200};

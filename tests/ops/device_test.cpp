@@ -154,8 +154,11 @@ TEST(KernelTables, EndWithPlainOnTheCpuAndGiveReasonsElsewhere) {
 // Two candidates for a made-up order of preference.
 Verdict refuse_always(const Combine::Problem&, const DeviceTraits&) { return refuse("needs a {} that is not here", "thing"); }
 Verdict accept_always(const Combine::Problem&, const DeviceTraits&) { return accept(); }
-Result<std::unique_ptr<Combine::Kernel>> make_nothing(const Combine::Problem&, Device&) { return make_error(ErrorCode::kInternal, "not made"); }
-constexpr Candidate<Combine> kThree[] = {{"t.best", refuse_always, make_nothing}, {"t.good", accept_always, make_nothing}, {"t.plain", accept_always, make_nothing}};
+Result<std::unique_ptr<Combine::Kernel>> make_nothing(const Combine::Problem&, Device&) {
+  return make_error(ErrorCode::kInternal, "not made");
+}
+constexpr Candidate<Combine> kThree[] = {
+    {"t.best", refuse_always, make_nothing}, {"t.good", accept_always, make_nothing}, {"t.plain", accept_always, make_nothing}};
 
 TEST(Select, TakesTheFirstThatAcceptsAndKeepsEveryReason) {
   const auto choice = select(CandidateList<Combine>(kThree), {}, DeviceTraits{});

@@ -19,8 +19,10 @@ TEST(Embed, LooksUpRowsOfEveryScheme) {
       kernel->enqueue_lookup(bed.ints({5}, ids), packed, x, launch);
       for (size_t row = 0; row < ids.size(); ++row)
         for (size_t i = 0; i < 300; ++i) {
-          const auto value = static_cast<float>(table.dense[static_cast<size_t>(ids[row]) * 300 + i]);  // e4m3 times a bf16 scale is exact in f32
-          ASSERT_EQ(Bed::get(x, static_cast<int64_t>(row * 300 + i)), dtype == DType::kF32 ? value : round_bf16(value)) << weight_scheme_name(scheme);
+          const auto value =
+              static_cast<float>(table.dense[static_cast<size_t>(ids[row]) * 300 + i]);  // e4m3 times a bf16 scale is exact in f32
+          ASSERT_EQ(Bed::get(x, static_cast<int64_t>(row * 300 + i)), dtype == DType::kF32 ? value : round_bf16(value))
+              << weight_scheme_name(scheme);
         }
     }
 }
@@ -42,14 +44,22 @@ TEST(Embed, ResolvesTokensIndicesAndPositionsOfPromptDecodeAndVerifyRows) {
   set(slots.position_delta, 2, -4);
   set(slots.position_delta, 3, 7);
   for (int32_t i = 0; i < 3; ++i) set(slots.drafts, 2 * 3 + i, 30 + i);
-  Step step(bed, {{1, 0, 2, RowKind::kPrompt, true}, {2, 2, 3, RowKind::kDecode, false}, {3, 5, 1, RowKind::kDecode, true}, {0, 6, 2, RowKind::kDecode, true}}, slots);
-  for (const TensorView& view : {step.rows.tokens, step.rows.indices, step.rows.positions}) bed.stream().copy(bed.tensor(view.dtype, view.shape), view);
+  Step step(bed,
+            {{1, 0, 2, RowKind::kPrompt, true},
+             {2, 2, 3, RowKind::kDecode, false},
+             {3, 5, 1, RowKind::kDecode, true},
+             {0, 6, 2, RowKind::kDecode, true}},
+            slots);
+  for (const TensorView& view : {step.rows.tokens, step.rows.indices, step.rows.positions})
+    bed.stream().copy(bed.tensor(view.dtype, view.shape), view);
   const std::vector<int32_t> prompt = {7, 8}, replay = {9, 10};
   const std::vector<Embed::RunInput> inputs = {{prompt, {5, 6, 7}}, {}, {}, {replay, {0, 0, 0}}};
   const TensorView x = bed.tensor(DType::kBF16, {8, 32});
   Launch launch = bed.launch(*kernel, 8);
   kernel->enqueue(step.rows, inputs, packed, x, launch);
-  const auto ints = [](const TensorView& view) { return std::vector<int32_t>(view.data<int32_t>(), view.data<int32_t>() + view.shape.num_elements()); };
+  const auto ints = [](const TensorView& view) {
+    return std::vector<int32_t>(view.data<int32_t>(), view.data<int32_t>() + view.shape.num_elements());
+  };
   const std::vector<int32_t> tokens = {7, 8, 41, 30, 31, 42, 9, 10};
   EXPECT_EQ(ints(step.rows.tokens), tokens);
   EXPECT_EQ(ints(step.rows.indices), (std::vector<int32_t>{64, 65, 10, 11, 12, 20, 0, 1}));

@@ -105,7 +105,8 @@ class GdnBed {
   std::string live_state(int64_t slot) {
     std::string bytes = Bed::bytes(state_.state.at(slot));
     for (int64_t index = boundary(slot); index < cursor(slot); ++index)
-      for (const TensorView* ring : {&state_.ring_k, &state_.ring_u, &state_.ring_g}) bytes += Bed::bytes(ring->at(slot).at(index % ring->shape[1]));
+      for (const TensorView* ring : {&state_.ring_k, &state_.ring_u, &state_.ring_g})
+        bytes += Bed::bytes(ring->at(slot).at(index % ring->shape[1]));
     for (int64_t index = std::max<int64_t>(0, cursor(slot) - 3); index < cursor(slot); ++index)
       bytes += Bed::bytes(state_.conv_window.at(slot).at(index % state_.conv_window.shape[1]));
     if (boundary(slot) > 0) bytes += Bed::bytes(state_.boundary_columns.at(slot));
@@ -114,12 +115,19 @@ class GdnBed {
 
   /// The recurrence in double precision over the first `length` tokens; the outputs of all of them.
   Vector reference(int64_t length, Vector* state = nullptr) {
-    GdnReference reference{static_cast<size_t>(extent_.nk), static_cast<size_t>(extent_.nv), static_cast<size_t>(extent_.dk),
-                           static_cast<size_t>(extent_.dv), {problem_.k_head.begin(), problem_.k_head.end()}, Bed::doubles(conv1d_),
-                           Bed::doubles(a_log_),            Bed::doubles(dt_bias_),           Bed::doubles(norm_)};
+    GdnReference reference{static_cast<size_t>(extent_.nk),
+                           static_cast<size_t>(extent_.nv),
+                           static_cast<size_t>(extent_.dk),
+                           static_cast<size_t>(extent_.dv),
+                           {problem_.k_head.begin(), problem_.k_head.end()},
+                           Bed::doubles(conv1d_),
+                           Bed::doubles(a_log_),
+                           Bed::doubles(dt_bias_),
+                           Bed::doubles(norm_)};
     Vector out;
     for (int64_t i = 0; i < length; ++i)
-      for (const double y : reference.next(Bed::doubles(qkv_.at(i)), Bed::doubles(z_.at(i)), Bed::doubles(b_.at(i)), Bed::doubles(a_.at(i))))
+      for (const double y :
+           reference.next(Bed::doubles(qkv_.at(i)), Bed::doubles(z_.at(i)), Bed::doubles(b_.at(i)), Bed::doubles(a_.at(i))))
         out.push_back(y);
     if (state != nullptr) *state = reference.state;
     return out;
@@ -131,7 +139,8 @@ class GdnBed {
     for (int64_t h = 0; h < extent_.nv; ++h)
       for (int64_t c = 0; c < extent_.dv; ++c)
         for (int64_t i = 0; i < extent_.dk; ++i)
-          result[static_cast<size_t>((h * extent_.dk + i) * extent_.dv + c)] = s[static_cast<size_t>((h * extent_.dv + c) * extent_.dk + i)];
+          result[static_cast<size_t>((h * extent_.dk + i) * extent_.dv + c)] =
+              s[static_cast<size_t>((h * extent_.dv + c) * extent_.dk + i)];
     return result;
   }
   std::vector<float> floats(const std::string& bytes) {
@@ -195,7 +204,11 @@ TEST(GdnMix, GivesTheSameBitsForEveryCutKindAndNumberOfThreads) {
     for (const GdnExtent& extent : kGdnExtents) {
       GdnBed whole(extent, DType::kBF16, ring);
       const std::string expected = whole.feed_all(0, 200, 200, RowKind::kPrompt), state = whole.live_state(0);
-      for (const auto& [chunk, kind] : {std::pair{int64_t{64}, RowKind::kPrompt}, {1, RowKind::kDecode}, {7, RowKind::kDecode}, {64, RowKind::kDecode}, {199, RowKind::kPrompt}})
+      for (const auto& [chunk, kind] : {std::pair{int64_t{64}, RowKind::kPrompt},
+                                        {1, RowKind::kDecode},
+                                        {7, RowKind::kDecode},
+                                        {64, RowKind::kDecode},
+                                        {199, RowKind::kPrompt}})
         for (const int threads : {1, 3}) {
           GdnBed bed(extent, DType::kBF16, ring, threads);
           EXPECT_EQ(bed.feed_all(0, 200, chunk, kind), expected) << "rows at a time: " << chunk << ", threads: " << threads;
@@ -216,7 +229,8 @@ TEST(GdnMix, RollsBackToWhatWasAcceptedAlsoAcrossABoundary) {
         out += bed.verify(0, kMaxDrafts, accepted);
         EXPECT_EQ(bed.boundary(0), prompt / 64 * 64) << "a verify stores no fold";
         out += bed.verify(0, 2, 1);
-        while (bed.cursor(0) < 200) out += bed.verify(0, bed.cursor(0) % (kMaxDrafts + 1), bed.cursor(0) % 3 == 0 ? 1 : bed.cursor(0) % (kMaxDrafts + 1) + 1);
+        while (bed.cursor(0) < 200)
+          out += bed.verify(0, bed.cursor(0) % (kMaxDrafts + 1), bed.cursor(0) % 3 == 0 ? 1 : bed.cursor(0) % (kMaxDrafts + 1) + 1);
         out += bed.feed(0, 210 - bed.cursor(0), RowKind::kDecode);
         EXPECT_EQ(out, expected);
         EXPECT_EQ(bed.live_state(0), plain.live_state(0));

@@ -26,9 +26,11 @@ TEST(Head, NormsEveryRowAndGivesLogitsOfTheNamedOnes) {
     kernel->enqueue(rows, x, norm, wanted, packed, hidden, logits, launch);
     Vector expected_hidden, expected_logits;
     for (size_t row = 0; row < 70; ++row)
-      for (const double y : rms_norm(testing::row(Bed::doubles(x), row, kHidden), Bed::doubles(norm), 1e-6, 1.0)) expected_hidden.push_back(y);
+      for (const double y : rms_norm(testing::row(Bed::doubles(x), row, kHidden), Bed::doubles(norm), 1e-6, 1.0))
+        expected_hidden.push_back(y);
     for (const int32_t row : wanted)
-      for (const double y : multiply(lm_head.dense, testing::row(Bed::doubles(hidden), static_cast<size_t>(row), kHidden))) expected_logits.push_back(y);
+      for (const double y : multiply(lm_head.dense, testing::row(Bed::doubles(hidden), static_cast<size_t>(row), kHidden)))
+        expected_logits.push_back(y);
     EXPECT_LT(relative_rms(Bed::values(hidden), expected_hidden), dtype == DType::kF32 ? 1e-6 : 3e-3);
     EXPECT_LT(relative_rms(Bed::values(logits), expected_logits), 1e-6) << "logits are f32 in every mode";
   }

@@ -26,8 +26,10 @@ struct LinearCase {
     if (shape.scheme == WeightScheme::kFp8Channel) scales.resize(static_cast<size_t>(out));
     if (shape.scheme == WeightScheme::kFp8Tensor) scales.resize(1);
     for (float& scale : scales) scale = round_bf16(spread / 32.0f * static_cast<float>(0.5 + random.uniform()));
-    if (shape.scheme == WeightScheme::kFp8Block) source.scale = bed.tensor(DType::kF32, {scale_rows, scale_columns}, scales);
-    else if (!scales.empty()) source.scale = bed.tensor(DType::kF32, {std::ssize(scales)}, scales);
+    if (shape.scheme == WeightScheme::kFp8Block)
+      source.scale = bed.tensor(DType::kF32, {scale_rows, scale_columns}, scales);
+    else if (!scales.empty())
+      source.scale = bed.tensor(DType::kF32, {std::ssize(scales)}, scales);
     for (int64_t n = 0; n < out; ++n)
       for (int64_t k = 0; k < in; ++k) {
         const int64_t i = n * in + k;
@@ -36,8 +38,10 @@ struct LinearCase {
           scale = scales[static_cast<size_t>((row_offset + n) / kScaleBlock * scale_columns + (column_offset + k) / kScaleBlock)];
         if (shape.scheme == WeightScheme::kFp8Channel) scale = scales[static_cast<size_t>(n)];
         if (shape.scheme == WeightScheme::kFp8Tensor) scale = scales[0];
-        if (dtype == DType::kF16) source.weight.data<uint16_t>()[i] = random_half(random, spread);
-        else Bed::set(source.weight, i, random.normal() * (is_fp8(shape.scheme) ? 32.0f : spread));
+        if (dtype == DType::kF16)
+          source.weight.data<uint16_t>()[i] = random_half(random, spread);
+        else
+          Bed::set(source.weight, i, random.normal() * (is_fp8(shape.scheme) ? 32.0f : spread));
         dense.push_back(static_cast<double>(Bed::get(source.weight, i)) * scale);
       }
   }

@@ -37,7 +37,8 @@ struct MlpCase {
     const auto kernel = make_kernel<MlpIn>(bed, {hidden, intermediate, gate.source.shape, up.source.shape, kEps, dtype});
     Buffer& packed = bed.packed(*kernel);
     kernel->pack({norm, gate.source, up.source}, packed, bed.stream());
-    const TensorView in = bed.tensor(dtype, {rows, hidden}, std::span(x).subspan(static_cast<size_t>(first * hidden), static_cast<size_t>(rows * hidden)));
+    const TensorView in =
+        bed.tensor(dtype, {rows, hidden}, std::span(x).subspan(static_cast<size_t>(first * hidden), static_cast<size_t>(rows * hidden)));
     const TensorView out = bed.tensor(dtype, {rows, intermediate});
     Launch launch = bed.launch(*kernel, rows);
     kernel->enqueue(AllRows(rows).rows, in, packed, {ActivationLayout::kPlain, out, {}}, launch);
@@ -89,7 +90,8 @@ TEST(GdnIn, ProjectsTheNormedInputFourTimesEachInItsOwnScheme) {
       const auto kernel = make_kernel<GdnIn>(bed, {hidden, qkv.source.shape, z.source.shape, b.source.shape, a.source.shape, kEps, dtype});
       Buffer& packed = bed.packed(*kernel);
       kernel->pack({norm, qkv.source, z.source, b.source, a.source}, packed, bed.stream());
-      const GdnInputs out{bed.tensor(dtype, {rows, 160}), bed.tensor(dtype, {rows, 96}), bed.tensor(dtype, {rows, 6}), bed.tensor(dtype, {rows, 6})};
+      const GdnInputs out{bed.tensor(dtype, {rows, 160}), bed.tensor(dtype, {rows, 96}), bed.tensor(dtype, {rows, 6}),
+                          bed.tensor(dtype, {rows, 6})};
       Launch launch = bed.launch(*kernel, rows);
       kernel->enqueue(AllRows(rows).rows, x, packed, out, launch);
       const std::pair<const LinearCase*, TensorView> outputs[] = {{&qkv, out.qkv}, {&z, out.z}, {&b, out.b}, {&a, out.a}};
@@ -124,7 +126,8 @@ TEST(MtpIn, TakesTheEmbeddingFirstAndTheHiddenSecondEachWithItsNorm) {
       Vector expected;
       for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
         Vector both = rms_norm(testing::row(Bed::doubles(embedding), row, hidden), Bed::doubles(norm_e), kEps, 1.0);
-        for (const double value : rms_norm(testing::row(Bed::doubles(h), row, hidden), Bed::doubles(norm_h), kEps, 1.0)) both.push_back(value);
+        for (const double value : rms_norm(testing::row(Bed::doubles(h), row, hidden), Bed::doubles(norm_h), kEps, 1.0))
+          both.push_back(value);
         for (const double y : multiply(fc.dense, both)) expected.push_back(y);
       }
       EXPECT_LE(relative_rms(Bed::values(x), expected), bound(dtype)) << dtype_name(dtype) << " " << rows;

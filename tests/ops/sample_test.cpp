@@ -17,7 +17,7 @@ class Sampler {
   struct Answer {
     std::vector<int32_t> tokens;
     bool non_finite = false;
-    std::vector<float> logprobs;       // of the first token
+    std::vector<float> logprobs;  // of the first token
     std::vector<int32_t> logprob_ids;
     int32_t rank = 0;
   };
@@ -46,7 +46,9 @@ class Sampler {
   int32_t& cursor() { return slots_.cursor.data<int32_t>()[1]; }
   int32_t boundary() { return slots_.boundary.data<int32_t>()[1]; }
   int32_t last_token() { return slots_.last_token.data<int32_t>()[1]; }
-  void set_drafts(const std::vector<int32_t>& drafts) { std::copy(drafts.begin(), drafts.end(), slots_.drafts.data<int32_t>() + kMaxDrafts); }
+  void set_drafts(const std::vector<int32_t>& drafts) {
+    std::copy(drafts.begin(), drafts.end(), slots_.drafts.data<int32_t>() + kMaxDrafts);
+  }
   /// Allows exactly these tokens in every row.
   void allow(const std::vector<int32_t>& tokens) {
     std::memset(masks_.data<std::byte>(), 0, masks_.size_bytes());
@@ -56,9 +58,7 @@ class Sampler {
   }
 
   /// The last of `num_rows` rows is sampled.
-  Answer sample(const std::vector<float>& logits, int32_t num_rows = 1) {
-    return run({logits}, {1, num_rows, 0, true, masked_ ? 0 : -1});
-  }
+  Answer sample(const std::vector<float>& logits, int32_t num_rows = 1) { return run({logits}, {1, num_rows, 0, true, masked_ ? 0 : -1}); }
   Answer verify(const std::vector<std::vector<float>>& rows) {
     return run(rows, {1, static_cast<int32_t>(rows.size()), 0, false, masked_ ? 0 : -1});
   }
@@ -66,7 +66,8 @@ class Sampler {
 
  private:
   Answer run(const std::vector<std::vector<float>>& rows, const SampleRun& run) {
-    for (size_t i = 0; i < rows.size(); ++i) std::copy(rows[i].begin(), rows[i].end(), logits_.data<float>() + static_cast<int64_t>(i) * vocab_);
+    for (size_t i = 0; i < rows.size(); ++i)
+      std::copy(rows[i].begin(), rows[i].end(), logits_.data<float>() + static_cast<int64_t>(i) * vocab_);
     Launch launch{bed_.stream(), workspace_};
     kernel_->enqueue({&run, 1}, logits_, masks_, tables_, slots_, out_, launch);
     Answer answer;
@@ -245,7 +246,13 @@ TEST(Sample, TopKAboveTheHeapKeepsTheSameSet) {
 
 TEST(Sample, TopPKeepsTheShortestPrefixThatHoldsP) {
   const std::vector<float> logits = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
-  for (const auto& [p, expected] : {std::pair{0.39f, std::set<int>{1}}, {0.41f, {1, 3}}, {0.69f, {1, 3}}, {0.71f, {1, 2, 3}}, {0.95f, {0, 1, 2, 3}}, {1.0f, {0, 1, 2, 3}}, {1e-6f, {1}}}) {
+  for (const auto& [p, expected] : {std::pair{0.39f, std::set<int>{1}},
+                                    {0.41f, {1, 3}},
+                                    {0.69f, {1, 3}},
+                                    {0.71f, {1, 2, 3}},
+                                    {0.95f, {0, 1, 2, 3}},
+                                    {1.0f, {0, 1, 2, 3}},
+                                    {1e-6f, {1}}}) {
     Sampler sampler(4);
     SamplingParams params;
     params.top_p = p;
@@ -260,7 +267,8 @@ TEST(Sample, TopPOfAFlatDistributionOverALargeVocabularyIsRight) {
   params.top_p = 0.5f;
   sampler.set(params);
   std::vector<float> logits(20000);
-  for (size_t i = 0; i < logits.size(); ++i) logits[i] = -1e-5f * static_cast<float>(i);  // falls slowly: half of the mass is in about the first 9500
+  for (size_t i = 0; i < logits.size(); ++i)
+    logits[i] = -1e-5f * static_cast<float>(i);  // falls slowly: half of the mass is in about the first 9500
   double total = 0, prefix = 0;
   for (const float logit : logits) total += std::exp(logit);
   int kept = 0;

@@ -1,5 +1,3 @@
-#include "text/jinja_template.h"
-
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -7,6 +5,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "support/test_support.h"
+#include "text/jinja_template.h"
 
 namespace quern::text::jinja {
 namespace {
@@ -101,12 +100,14 @@ TEST(Jinja, NamesTheLineOfAParseError) {
 
 TEST(Jinja, NamesTheLineOfAnErrorWhenRenderingButNotOfAnExceptionRaisedByTheTemplate) {
   EXPECT_EQ(message_of("a\n{{ missing.x }}"), "template line 2: 'missing' is undefined");
-  EXPECT_EQ(message_of("{% if true %}\n{% for x in [1] %}\n{{ {}.a.b }}\n{% endfor %}\n{% endif %}"), "template line 3: 'dict object' has no attribute 'a'");
+  EXPECT_EQ(message_of("{% if true %}\n{% for x in [1] %}\n{{ {}.a.b }}\n{% endfor %}\n{% endif %}"),
+            "template line 3: 'dict object' has no attribute 'a'");
   EXPECT_EQ(message_of("{% macro m() %}\n{{ raise_exception('as is') }}\n{% endmacro %}\n{{ m() }}"), "as is");
 }
 
 TEST(Jinja, StopsTemplatesThatRunForEver) {
-  const std::string loops = "{% for a in range(1000) %}{% for b in range(1000) %}{% for c in range(1000) %}{{ c }}{% endfor %}{% endfor %}{% endfor %}";
+  const std::string loops =
+      "{% for a in range(1000) %}{% for b in range(1000) %}{% for c in range(1000) %}{{ c }}{% endfor %}{% endfor %}{% endfor %}";
   EXPECT_THAT(message_of(loops), ::testing::HasSubstr("the template"));
   EXPECT_THAT(message_of("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), ::testing::HasSubstr("nested too deeply"));
   EXPECT_THAT(message_of("{{ 'abcdefgh' * 1000000000000 }}"), ::testing::HasSubstr("a text of more than"));
@@ -116,7 +117,8 @@ TEST(Jinja, StopsTemplatesThatRunForEver) {
   const std::string shared = "{% set ns = namespace(l=[1]) %}{% for i in range(64) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}";
   EXPECT_THAT(message_of(shared + "{{ ns.l }}"), ::testing::HasSubstr("the template"));
   EXPECT_THAT(message_of(shared + "{{ ns.l == ns.l + [] }}"), ::testing::HasSubstr("the template"));
-  EXPECT_THAT(message_of("{{ range(5000) | list }}", Json::object(), RenderLimits{.max_steps = 1000}), ::testing::HasSubstr("more than 1000 steps"));
+  EXPECT_THAT(message_of("{{ range(5000) | list }}", Json::object(), RenderLimits{.max_steps = 1000}),
+              ::testing::HasSubstr("more than 1000 steps"));
 }
 
 TEST(Jinja, SurvivesNestingInSourceAndValues) {
@@ -138,12 +140,14 @@ TEST(Jinja, SurvivesNestingInSourceAndValues) {
 
 TEST(Jinja, AListMayHoldItselfWithoutHarm) {
   EXPECT_THAT(message_of("{% set l = [1] %}{{ l.append(l) }}{{ l }}"), ::testing::HasSubstr("nested too deeply"));
-  EXPECT_THAT(message_of("{% set l = [1] %}{% set m = [1] %}{{ l.append(m) }}{{ m.append(l) }}{{ l == m }}"), ::testing::HasSubstr("the template"));
+  EXPECT_THAT(message_of("{% set l = [1] %}{% set m = [1] %}{{ l.append(m) }}{{ m.append(l) }}{{ l == m }}"),
+              ::testing::HasSubstr("the template"));
 }
 
 TEST(Jinja, ListsCanGrowInPlace) {
-  EXPECT_EQ(message_of("{% set l = [] %}{% for x in 'abc' %}{% set _ = l.append(x) %}{% endfor %}{{ l }}{{ l.pop() }}{{ l.pop(0) }}{{ l }}"),
-            "no error: ['a', 'b', 'c']ca['b']");
+  EXPECT_EQ(
+      message_of("{% set l = [] %}{% for x in 'abc' %}{% set _ = l.append(x) %}{% endfor %}{{ l }}{{ l.pop() }}{{ l.pop(0) }}{{ l }}"),
+      "no error: ['a', 'b', 'c']ca['b']");
   EXPECT_THAT(message_of("{{ [].pop() }}"), ::testing::HasSubstr("pop index out of range"));
 }
 

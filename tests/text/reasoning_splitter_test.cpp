@@ -11,7 +11,9 @@ namespace {
 struct Split {
   std::string reasoning, content;
   friend bool operator==(const Split&, const Split&) = default;
-  friend std::ostream& operator<<(std::ostream& out, const Split& s) { return out << "reasoning [" << s.reasoning << "] content [" << s.content << "]"; }
+  friend std::ostream& operator<<(std::ostream& out, const Split& s) {
+    return out << "reasoning [" << s.reasoning << "] content [" << s.content << "]";
+  }
 };
 
 Split split_pieces(const std::vector<std::string_view>& pieces, bool starts_in_reasoning) {
@@ -48,7 +50,9 @@ const std::vector<Case>& cases() {
       {"a < b and <b> and </thinker> and < /think>", true, {"a < b and <b> and </thinker> and < /think>", ""}},
       {"<<</think>x", true, {"<<", "x"}},
       {"</</think>x", true, {"</", "x"}},
-      {"thoughts\n<tool_call>\n<function=f>\n</function>\n</tool_call>", true, {"thoughts\n", "<tool_call>\n<function=f>\n</function>\n</tool_call>"}},
+      {"thoughts\n<tool_call>\n<function=f>\n</function>\n</tool_call>",
+       true,
+       {"thoughts\n", "<tool_call>\n<function=f>\n</function>\n</tool_call>"}},
       {"a<tool_call>b</think>c", true, {"a", "<tool_call>b</think>c"}},
       {"a</think><tool_call>b", true, {"a", "<tool_call>b"}},
       {"a<tool_calls>b</think>c", true, {"a<tool_calls>b", "c"}},
@@ -86,7 +90,8 @@ TEST(ReasoningSplitter, EveryCutGivesTheSame) {
 }
 
 TEST(ReasoningSplitter, RandomTextsInRandomPiecesGiveTheSame) {
-  const std::vector<std::string> words = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<", "</", "think>", "\n", " ", "a", "tool_call>", "<thi", "é"};
+  const std::vector<std::string> words = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<",    "</", "think>",
+                                          "\n",      " ",        "a",           "tool_call>",   "<thi", "é"};
   SplitMix64 random(7);
   size_t num_with_both = 0;
   for (int round = 0; round < 5000; ++round) {

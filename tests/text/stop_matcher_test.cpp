@@ -125,7 +125,8 @@ TEST(StopMatcher, AnyCutGivesWhatASearchOfTheWholeTextGives) {
   for (int round = 0; round < 20000; ++round) {
     std::vector<std::string> stops;
     for (uint64_t n = random.next() % 4; n > 0; --n) stops.push_back("a" + random_text(4, "ab"));
-    for (std::string& stop : stops) std::rotate(stop.begin(), stop.begin() + static_cast<std::ptrdiff_t>(random.next() % stop.size()), stop.end());
+    for (std::string& stop : stops)
+      std::rotate(stop.begin(), stop.begin() + static_cast<std::ptrdiff_t>(random.next() % stop.size()), stop.end());
     const std::string text = random_text(24, "aabc");
     const bool include = random.next() % 2;
     const StopOptions options{.include_stop_in_output = include, .atomic = {"abc", "ca"}};

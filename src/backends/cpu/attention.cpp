@@ -12,19 +12,19 @@ constexpr int64_t kTile = 8;  // rows of one run that share each decoded block o
 
 /// Where one thread works on the rows of a tile and the query heads of one kv head; `lane` = row of the tile * heads + head.
 struct TileScratch {
-  float* queries;    // [lanes, head_dim]
-  float* scores;     // [lanes, kKvSplit]
-  float* part;       // [lanes, head_dim]: this part's weighted values
-  float* total;      // [lanes, head_dim]: all parts so far, relative to max
-  float* max;        // [lanes]
-  float* sum;        // [lanes]
-  float* part_max;   // [lanes]
-  float* part_sum;   // [lanes]
-  float* block;      // [kGrid, head_dim]: keys or values of one block
+  float* queries;   // [lanes, head_dim]
+  float* scores;    // [lanes, kKvSplit]
+  float* part;      // [lanes, head_dim]: this part's weighted values
+  float* total;     // [lanes, head_dim]: all parts so far, relative to max
+  float* max;       // [lanes]
+  float* sum;       // [lanes]
+  float* part_max;  // [lanes]
+  float* part_sum;  // [lanes]
+  float* block;     // [kGrid, head_dim]: keys or values of one block
 };
 
-/// Per row and head: parts of 512 keys from the sequence's start, each with its own maximum m and sum l, merged in order. A row's arithmetic
-/// depends on its own index alone.
+/// Per row and head: parts of 512 keys from the sequence's start, each with its own maximum m and sum l, merged in order. A row's
+/// arithmetic depends on its own index alone.
 class AttentionKernel final : public ops::Attention::Kernel {
  public:
   AttentionKernel(const ops::Attention::Problem& problem, ThreadPool& pool) : problem_(problem), pool_(pool) {
@@ -158,8 +158,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
   /// Keys or values of the indices [begin, end), all in one block, as stored.
   void load_block(const ops::TensorView& cache, const int32_t* block_table, int64_t kv_head, int64_t begin, int64_t end, float* out) const {
     if (begin >= end) return;
-    const int64_t place =
-        (int64_t{block_table[begin / ops::kGrid]} * problem_.num_kv_heads + kv_head) * ops::kGrid + begin % ops::kGrid;
+    const int64_t place = (int64_t{block_table[begin / ops::kGrid]} * problem_.num_kv_heads + kv_head) * ops::kGrid + begin % ops::kGrid;
     load_f32(row_address(cache, place, problem_.head_dim), cache.dtype, (end - begin) * problem_.head_dim, out);
   }
   static float scale_of(const ops::TensorView& cache, const ops::TensorView& scales, int64_t kv_head) {

@@ -22,7 +22,8 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     for (size_t i = 0; i < problem.inv_freq.size(); ++i) {
       int axis = 0;
       for (int candidate = 1; candidate <= 2; ++candidate)
-        if (i % 3 == static_cast<size_t>(candidate) && static_cast<int64_t>(i) < 3 * int64_t{problem.mrope_section[static_cast<size_t>(candidate)]})
+        if (i % 3 == static_cast<size_t>(candidate) &&
+            static_cast<int64_t>(i) < 3 * int64_t{problem.mrope_section[static_cast<size_t>(candidate)]})
           axis = candidate;
       axis_.push_back(axis);
     }
@@ -108,9 +109,8 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
   }
 
   void project(const LinearView& weight, const float* normed, int64_t rows, float* out) const {
-    linear(pool_, weight, normed, rows, [&](int64_t row, int64_t feature, float y) {
-      out[row * weight.out_features + feature] = round_to(problem_.activation, y);
-    });
+    linear(pool_, weight, normed, rows,
+           [&](int64_t row, int64_t feature, float y) { out[row * weight.out_features + feature] = round_to(problem_.activation, y); });
   }
 
   /// cos of every frequency, then sin, as the activation dtype holds them.

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "backends/cpu/cpu_info.h"
@@ -65,15 +66,13 @@ class Stream final : public ops::Stream {
 }  // namespace
 
 Device::Device(int num_threads)
-    : traits_(host_traits()),
-      pool_(num_threads > 0 ? num_threads : usable_cores()),
-      allocated_(std::make_shared<std::atomic<size_t>>(0)) {}
+    : traits_(host_traits()), pool_(num_threads > 0 ? num_threads : usable_cores()), allocated_(std::make_shared<std::atomic<size_t>>(0)) {}
 
 Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::string_view purpose) {
   const size_t used = allocated_bytes();
   if (used + size_bytes > traits_.memory_bytes)
-    return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes of memory; {} of {} are already allocated", purpose, size_bytes, used,
-                      traits_.memory_bytes);
+    return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes of memory; {} of {} are already allocated", purpose, size_bytes,
+                      used, traits_.memory_bytes);
   if (size_bytes == 0) return std::unique_ptr<ops::Buffer>(std::make_unique<BorrowedBuffer>(std::span<const std::byte>()));
   void* data = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED)
@@ -85,6 +84,8 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::st
 
 Result<std::unique_ptr<ops::Stream>> Device::make_stream() { return std::unique_ptr<ops::Stream>(std::make_unique<Stream>()); }
 
-std::unique_ptr<ops::Buffer> Device::wrap_host_memory(std::span<const std::byte> memory) { return std::make_unique<BorrowedBuffer>(memory); }
+std::unique_ptr<ops::Buffer> Device::wrap_host_memory(std::span<const std::byte> memory) {
+  return std::make_unique<BorrowedBuffer>(memory);
+}
 
 }  // namespace quern::cpu

@@ -56,8 +56,10 @@ class EmbedKernel final : public ops::Embed::Kernel {
     for (int32_t i = 0; i < run.num_rows; ++i) {
       const int32_t row = run.first_row + i, index = cursor + i;
       int32_t token = 0;
-      if (!from_device) token = input.tokens[static_cast<size_t>(i)];
-      else token = i == 0 ? rows.slots.last_token.data<int32_t>()[run.slot] : drafts[i - 1];
+      if (!from_device)
+        token = input.tokens[static_cast<size_t>(i)];
+      else
+        token = i == 0 ? rows.slots.last_token.data<int32_t>()[run.slot] : drafts[i - 1];
       rows.tokens.data<int32_t>()[row] = token;
       rows.indices.data<int32_t>()[row] = index;
       for (int axis = 0; axis < 3; ++axis)

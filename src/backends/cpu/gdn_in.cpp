@@ -51,7 +51,8 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
  private:
   void project(const LinearView& weight, const float* normed, int64_t first, int64_t rows, const ops::TensorView& out) const {
     linear(pool_, weight, normed, rows, [&](int64_t row, int64_t feature, float y) {
-      store_f32(&y, 1, out.dtype, row_address(out, first + row, weight.out_features) + static_cast<size_t>(feature) * dtype_size(out.dtype));
+      store_f32(&y, 1, out.dtype,
+                row_address(out, first + row, weight.out_features) + static_cast<size_t>(feature) * dtype_size(out.dtype));
     });
   }
 

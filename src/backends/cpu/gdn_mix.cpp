@@ -145,7 +145,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   }
   void store_boundary_columns(const Run& run, const ops::TensorView& qkv, const ops::GdnStateView& view, int64_t boundary) const {
     for (int64_t i = 0; i < 3; ++i)
-      std::memcpy(row_address(view.boundary_columns, run.slot * 3 + i, channels_), raw_column(run, qkv, view, boundary - 3 + i), column_bytes());
+      std::memcpy(row_address(view.boundary_columns, run.slot * 3 + i, channels_), raw_column(run, qkv, view, boundary - 3 + i),
+                  column_bytes());
   }
   [[nodiscard]] int64_t ring_row(int64_t slot, int64_t index) const { return slot * ring_length_ + index % ring_length_; }
 
@@ -171,8 +172,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
           convolve(run, in.qkv, view, weights, index, head * problem_.d_k, problem_.d_k, k);
           l2_normalize(k, 1.0f);
           round_to(problem_.ring, k, problem_.d_k);
-          store_f32(k, problem_.d_k, view.ring_k.dtype,
-                    row_address(view.ring_k, ring_row(run.slot, index) * nk + head - nk, problem_.d_k));
+          store_f32(k, problem_.d_k, view.ring_k.dtype, row_address(view.ring_k, ring_row(run.slot, index) * nk + head - nk, problem_.d_k));
         } else {
           const int64_t v_head = head - 2 * nk;
           convolve(run, in.qkv, view, weights, index, 2 * k_width() + v_head * problem_.d_v, problem_.d_v,
@@ -212,7 +212,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
                 const ops::GdnStateView& view, const ops::TensorView& out, std::byte* thread_memory) const {
     const int64_t row_cost = 2 * (problem_.d_k + kGrid) * problem_.d_v;
     pool_.parallel_for(problem_.num_v_heads, (segment.end - segment.begin) * row_cost, [&](int64_t begin, int64_t end, int thread) {
-      for (int64_t head = begin; head < end; ++head) mix_head(run, segment, in, weights, view, out, head, own_memory(thread_memory, thread));
+      for (int64_t head = begin; head < end; ++head)
+        mix_head(run, segment, in, weights, view, out, head, own_memory(thread_memory, thread));
     });
   }
   [[nodiscard]] float* own_memory(std::byte* thread_memory, int thread) const {
@@ -322,7 +323,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
 ops::Verdict accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTraits&) {
   if (problem.ring != DType::kF32 && problem.ring != DType::kBF16)
     return ops::refuse("ring dtype {} is not supported; f32 and bf16 are", dtype_name(problem.ring));
-  if (problem.k_max < 0 || problem.k_max >= kGrid) return ops::refuse("{} drafts in a verify; 0 to {} are supported", problem.k_max, kGrid - 1);
+  if (problem.k_max < 0 || problem.k_max >= kGrid)
+    return ops::refuse("{} drafts in a verify; 0 to {} are supported", problem.k_max, kGrid - 1);
   return accepts_activation(problem.activation, problem.out);
 }
 

@@ -23,7 +23,8 @@ class HeadKernel final : public ops::Head::Kernel {
   }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, std::span<const int32_t> logit_rows,
-               const ops::Buffer& packed, const ops::TensorView& hidden, const ops::TensorView& logits, ops::Launch& launch) const override {
+               const ops::Buffer& packed, const ops::TensorView& hidden, const ops::TensorView& logits,
+               ops::Launch& launch) const override {
     const LinearView lm_head = lm_head_.view(packed);
     const int64_t width = problem_.hidden;
     Scratch scratch(launch.workspace);

@@ -37,9 +37,8 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
       float* normed = scratch.take<float>(n * problem_.hidden);
       float* gated = scratch.take<float>(n * width);
       norm_rows(pool_, x, first, n, problem_.hidden, norm, problem_.eps, normed, problem_.hidden);
-      linear(pool_, gate, normed, n, [&](int64_t row, int64_t feature, float y) {
-        gated[row * width + feature] = round_to(dtype, silu(round_to(dtype, y)));
-      });
+      linear(pool_, gate, normed, n,
+             [&](int64_t row, int64_t feature, float y) { gated[row * width + feature] = round_to(dtype, silu(round_to(dtype, y))); });
       linear(pool_, up, normed, n, [&](int64_t row, int64_t feature, float y) {
         y = gated[row * width + feature] * round_to(dtype, y);
         store_f32(&y, 1, dtype, row_address(out.data, first + row, width) + static_cast<size_t>(feature) * dtype_size(dtype));

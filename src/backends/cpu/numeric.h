@@ -17,9 +17,7 @@ namespace quern::cpu {
 /// dst[i] = value of element i. `source` needs no alignment: it may lie in a mapped file.
 inline void load_f32(const std::byte* source, DType dtype, int64_t n, float* dst) {
   switch (dtype) {
-    case DType::kF32:
-      std::memcpy(dst, source, static_cast<size_t>(n) * sizeof(float));
-      return;
+    case DType::kF32: std::memcpy(dst, source, static_cast<size_t>(n) * sizeof(float)); return;
     case DType::kBF16:
       for (int64_t i = 0; i < n; ++i) {
         bf16 x;
@@ -37,7 +35,11 @@ inline void load_f32(const std::byte* source, DType dtype, int64_t n, float* dst
     case DType::kE4M3:
       for (int64_t i = 0; i < n; ++i) dst[i] = kE4M3Table[static_cast<uint8_t>(source[i])];
       return;
-    case DType::kE5M2: case DType::kI64: case DType::kI32: case DType::kU8: case DType::kBool: break;
+    case DType::kE5M2:
+    case DType::kI64:
+    case DType::kI32:
+    case DType::kU8:
+    case DType::kBool: break;
   }
   CHECK_UNREACHABLE();
 }
@@ -48,15 +50,19 @@ inline void load_f32(const ops::TensorView& view, float* dst) {
 /// Stores in f32 or rounded to bf16.
 inline void store_f32(const float* source, int64_t n, DType dtype, std::byte* dst) {
   switch (dtype) {
-    case DType::kF32:
-      std::memcpy(dst, source, static_cast<size_t>(n) * sizeof(float));
-      return;
+    case DType::kF32: std::memcpy(dst, source, static_cast<size_t>(n) * sizeof(float)); return;
     case DType::kBF16: {
       auto* out = reinterpret_cast<bf16*>(dst);
       for (int64_t i = 0; i < n; ++i) out[i] = to_bf16(source[i]);
       return;
     }
-    case DType::kF16: case DType::kE4M3: case DType::kE5M2: case DType::kI64: case DType::kI32: case DType::kU8: case DType::kBool: break;
+    case DType::kF16:
+    case DType::kE4M3:
+    case DType::kE5M2:
+    case DType::kI64:
+    case DType::kI32:
+    case DType::kU8:
+    case DType::kBool: break;
   }
   CHECK_UNREACHABLE();
 }

@@ -19,9 +19,10 @@ struct GridOffsets {
 /// Most scales a weight of this shape can have, wherever it begins in the scale grid.
 int64_t max_scales(const ops::LinearShape& shape) {
   switch (shape.scheme) {
-    case WeightScheme::kF32: case WeightScheme::kBF16: case WeightScheme::kF16: return 0;
-    case WeightScheme::kFp8Block:
-      return (ceil_div(shape.out_features, kScaleBlock) + 1) * (ceil_div(shape.in_features, kScaleBlock) + 1);
+    case WeightScheme::kF32:
+    case WeightScheme::kBF16:
+    case WeightScheme::kF16: return 0;
+    case WeightScheme::kFp8Block: return (ceil_div(shape.out_features, kScaleBlock) + 1) * (ceil_div(shape.in_features, kScaleBlock) + 1);
     case WeightScheme::kFp8Channel: return shape.out_features;
     case WeightScheme::kFp8Tensor: return 1;
   }
@@ -37,7 +38,8 @@ PackedLinear::PackedLinear(const ops::LinearShape& shape, size_t offset_bytes, L
   const size_t weight_bytes = static_cast<size_t>(rows * shape.in_features) * dtype_size(stored_dtype(shape.scheme));
   scale_at_ = static_cast<size_t>(round_up(static_cast<int64_t>(weight_at_ + weight_bytes), 256));
   offsets_at_ = static_cast<size_t>(round_up(static_cast<int64_t>(scale_at_) + max_scales(shape) * 4, 8));
-  end_ = ops::is_fp8(shape.scheme) ? static_cast<size_t>(round_up(static_cast<int64_t>(offsets_at_ + sizeof(GridOffsets)), 256)) : scale_at_;
+  end_ =
+      ops::is_fp8(shape.scheme) ? static_cast<size_t>(round_up(static_cast<int64_t>(offsets_at_ + sizeof(GridOffsets)), 256)) : scale_at_;
 }
 
 void PackedLinear::pack_tiles(const ops::LinearSource& source, std::byte* to, ThreadPool& pool) const {

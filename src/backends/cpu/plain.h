@@ -11,7 +11,7 @@
 
 namespace quern::cpu::plain {
 
-#define QUERN_PLAIN(Op)                                                             \
+#define QUERN_PLAIN(Op)                                                            \
   ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits&); \
   Result<std::unique_ptr<ops::Op::Kernel>> make(const ops::Op::Problem& problem, ops::Device& device);
 QUERN_PLAIN(Attention)

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -62,7 +63,7 @@ class CandidateSet {
   /// `logits` after bias, penalties and mask. False: every token passes that is not masked, and entries() is not filled.
   bool restrict(std::span<const float> logits, const SlotSampling& params) {
     const int64_t top_k = params.top_k > 0 ? params.top_k : std::ssize(logits);
-    const bool limits_k = top_k < std::ssize(logits), limits_p = params.top_p < 1.0f, limits_min = params.min_p > 0.0f;
+    const bool limits_k = top_k < std::ssize(logits), limits_p = params.top_p<1.0f, limits_min = params.min_p> 0.0f;
     if (!limits_k && !limits_p && !limits_min) return false;
     num_sorted_ = 0;
     if (limits_k && top_k <= kHeapLimit) {
@@ -211,10 +212,10 @@ class SampleKernel final : public ops::Sample::Kernel {
     bool failed = false;
     for (int64_t draw = 0; draw < num_draws; ++draw) {
       const float* raw = logits.data<float>() + (run.first_logits_row + draw) * vocab;
-      const uint32_t* mask =
-          run.first_mask_row < 0 ? nullptr : masks.data<uint32_t>() + (run.first_mask_row + draw) * ((vocab + 31) / 32);
+      const uint32_t* mask = run.first_mask_row < 0 ? nullptr : masks.data<uint32_t>() + (run.first_mask_row + draw) * ((vocab + 31) / 32);
       const int64_t token_index = int64_t{cursor} + (verify ? draw + 1 : run.num_rows);
-      const int32_t token = all_finite({raw, static_cast<size_t>(vocab)}) ? draw_token(slot, raw, mask, token_index, transformed, thread) : -1;
+      const int32_t token =
+          all_finite({raw, static_cast<size_t>(vocab)}) ? draw_token(slot, raw, mask, token_index, transformed, thread) : -1;
       if (token < 0) {
         failed = true;
         break;
@@ -317,8 +318,8 @@ class SampleKernel final : public ops::Sample::Kernel {
 
   ops::Sample::Problem problem_;
   ThreadPool& pool_;
-  mutable std::vector<CandidateSet> candidates_;           // one a thread
-  mutable std::vector<std::vector<Entry>> most_likely_;    // one a thread
+  mutable std::vector<CandidateSet> candidates_;         // one a thread
+  mutable std::vector<std::vector<Entry>> most_likely_;  // one a thread
 };
 
 }  // namespace

@@ -11,13 +11,15 @@ class StateCopyKernel final : public ops::StateCopy::Kernel {
   [[nodiscard]] std::string_view arithmetic() const override { return "cpu.plain"; }
   void enqueue(std::span<const ops::StateCopy::Copy> copies, ops::Launch& launch) const override {
     for (const ops::StateCopy::Copy& copy : copies) {
-      if (copy.source.buffer == nullptr) launch.stream.fill_zero(copy.destination);
-      else launch.stream.copy(copy.source, copy.destination);
+      if (copy.source.buffer == nullptr)
+        launch.stream.fill_zero(copy.destination);
+      else
+        launch.stream.copy(copy.source, copy.destination);
     }
   }
 
-  void store_hidden(const ops::Rows& rows, const ops::TensorView& hidden, const ops::TensorView& window, const ops::TensorView& boundary_hidden,
-                    ops::Launch& launch) const override {
+  void store_hidden(const ops::Rows& rows, const ops::TensorView& hidden, const ops::TensorView& window,
+                    const ops::TensorView& boundary_hidden, ops::Launch& launch) const override {
     const int64_t length = window.shape[1];
     for (const ops::RowRun& run : rows.runs) {
       const int64_t cursor = rows.slots.cursor.data<int32_t>()[run.slot], stored = rows.slots.boundary.data<int32_t>()[run.slot];
@@ -30,7 +32,8 @@ class StateCopyKernel final : public ops::StateCopy::Kernel {
         const int64_t index = boundary - 1;
         launch.stream.copy(index >= cursor ? row_of(index) : slot_window.at(index % length), boundary_hidden.at(run.slot));
       }
-      for (int64_t index = std::max(cursor, end - length); index < end; ++index) launch.stream.copy(row_of(index), slot_window.at(index % length));
+      for (int64_t index = std::max(cursor, end - length); index < end; ++index)
+        launch.stream.copy(row_of(index), slot_window.at(index % length));
     }
   }
 };

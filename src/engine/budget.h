@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+
+#include "engine/engine.h"
+#include "worker/worker_group.h"
+
+namespace quern::engine {
+
+/// How much the scheduler may run at once: the user's wishes, brought within the limits of the workers.
+/// max_num_batched_tokens >= 64 + max_num_seqs, so that a prompt advances by a chunk however many sequences decode.
+struct Budget {
+  int32_t max_num_seqs = 0;
+  int32_t max_num_batched_tokens = 0;  // rows of one step
+};
+
+/// Every wish that cannot be met is logged with what is done instead.
+Budget resolve_budget(const EngineOptions& options, const worker::WorkerLimits& limits);
+
+}  // namespace quern::engine

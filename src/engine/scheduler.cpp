@@ -1,0 +1,291 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "base/check.h"
+
+namespace quern::engine {
+
+using worker::RowKind;
+using worker::StepRun;
+using worker::Want;
+
+namespace {
+
+/// What the device must know of a sequence that takes a slot.
+worker::SlotUpdate slot_update(const Sequence& sequence) {
+  const GenerationRequest& request = sequence.request;
+  worker::SlotUpdate update{.slot = sequence.slot->index(), .sampling = request.sampling, .output_ids = sequence.generated};
+  update.sampling.num_logprobs = std::max(request.sampling.num_logprobs, request.prompt_logprobs);
+  if (request.sampling.has_penalties()) update.prompt_ids = request.prompt;
+  return update;
+}
+
+/// The token after the run's last row is drawn.
+void sample(StepRun& run, PlannedRun& planned) {
+  run.want = Want::kSample;
+  run.mask_pending = planned.mask_pending = planned.sequence->request.constraint != nullptr;
+  ++planned.sequence->planned_tokens;
+}
+
+template <class T>
+void append(std::vector<T>& to, std::vector<T>& from) {
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+
+}  // namespace
+
+/// A step in the making.
+struct Scheduler::Draft {
+  PlannedStep step;  // P runs
+  std::vector<StepRun> decode_runs;
+  std::vector<PlannedRun> decode_owners;
+  int32_t rows_left = 0;
+  int32_t logit_rows_left = 0;
+  int32_t num_blocks_claimed = 0;  // of those that will come back, by decodes that wait for them
+  bool stalled = false;            // a decode waits for a block
+};
+
+Scheduler::Scheduler(const worker::WorkerLimits& limits, const Budget& budget)
+    : limits_(limits), budget_(budget), blocks_(limits.num_blocks), slots_(limits.num_slots) {
+  running_.reserve(static_cast<size_t>(budget.max_num_seqs));
+}
+
+void Scheduler::add(std::unique_ptr<Sequence> sequence) {
+  sequence->token_limit = sequence->request.max_tokens;
+  waiting_.insert(sequence.get());
+  const uint64_t id = sequence->id;
+  const bool added = sequences_.emplace(id, std::move(sequence)).second;
+  CHECK(added);
+}
+
+Sequence* Scheduler::find(uint64_t id) {
+  const auto it = sequences_.find(id);
+  return it == sequences_.end() || it->second->state == SequenceState::kFinished ? nullptr : it->second.get();
+}
+
+std::optional<PlannedStep> Scheduler::plan() {
+  Draft draft{.rows_left = budget_.max_num_batched_tokens, .logit_rows_left = limits_.max_logit_rows};
+  plan_decodes(draft);
+  if (!draft.stalled) admit(draft);
+  plan_given_tokens(draft);
+
+  PlannedStep& step = draft.step;
+  append(step.plan.runs, draft.decode_runs);
+  append(step.runs, draft.decode_owners);
+  if (step.runs.empty()) return std::nullopt;
+  step.plan.step = num_planned_++;
+  return std::move(step);
+}
+
+void Scheduler::plan_decodes(Draft& draft) {
+  // A prompt whose turn it is needs the logits of a whole chunk when their log-probabilities are wanted.
+  int32_t kept_for_prompt = 0;
+  const auto next = std::find_if(running_.begin(), running_.end(), [](const Sequence* s) { return s->planned_rows < s->num_given(); });
+  if (next != running_.end() && (*next)->wants_prompt_logprobs())
+    kept_for_prompt = std::min(kBlockSize, (*next)->num_prompt() - (*next)->planned_rows);
+
+  for (size_t i = 0; i < running_.size(); ++i) {  // grow() may shorten the list behind i
+    Sequence& sequence = *running_[i];
+    if (!sequence.can_decode()) continue;
+    if (draft.logit_rows_left <= kept_for_prompt) break;
+    if (!grow(sequence, draft)) continue;
+    CHECK(sequence.planned_rows == sequence.num_prompt() + sequence.planned_tokens - 1);
+    StepRun run{.kind = RowKind::kDecode, .num_rows = 1};
+    PlannedRun planned{.sequence = &sequence, .num_rows = 1};
+    sample(run, planned);
+    --draft.logit_rows_left;
+    add_run(std::move(run), planned, draft);
+  }
+}
+
+void Scheduler::plan_given_tokens(Draft& draft) {
+  for (Sequence* sequence : running_) {
+    if (draft.rows_left == 0) return;
+    if (sequence->in_prompt()) {
+      plan_prompt(*sequence, draft);
+    } else if (sequence->in_replay()) {
+      plan_replay(*sequence, draft);
+    }
+  }
+}
+
+/// A chunk that ends on the grid, or with the prompt.
+void Scheduler::plan_prompt(Sequence& sequence, Draft& draft) {
+  const std::vector<int32_t>& prompt = sequence.request.prompt;
+  const bool logprobs = sequence.wants_prompt_logprobs();
+  const bool samples_at_end = sequence.num_replayed == 0 && sequence.token_limit > 0;
+  const int32_t most = logprobs ? std::min(draft.rows_left, draft.logit_rows_left) : draft.rows_left;
+  const int32_t begin = sequence.planned_rows, remaining = sequence.num_prompt() - begin;
+  int32_t num_rows = remaining;
+  if (remaining > most || (samples_at_end && draft.logit_rows_left == 0))
+    num_rows = std::min(most, remaining - 1) / kBlockSize * kBlockSize;
+  if (num_rows == 0) return;
+
+  const int32_t end = begin + num_rows;
+  const bool ends = end == sequence.num_prompt();
+  StepRun run{.kind = RowKind::kPrompt,
+              .num_rows = num_rows,
+              .tokens = {prompt.begin() + begin, prompt.begin() + end},
+              .position = {begin, begin, begin}};
+  PlannedRun planned{.sequence = &sequence, .num_rows = num_rows, .ends_prompt = ends && sequence.num_replayed == 0};
+  if (!ends) run.following_token = prompt[static_cast<size_t>(end)];
+  if (ends && samples_at_end) {
+    sample(run, planned);
+    if (!logprobs) --draft.logit_rows_left;
+  }
+  if (logprobs) {
+    run.sample_after = run.want == Want::kSample;
+    run.want = Want::kPromptLogprobs;
+    draft.logit_rows_left -= num_rows;
+  }
+  add_run(std::move(run), planned, draft);
+}
+
+/// Generated tokens once more, as D rows up to the next boundary; the last of them goes on to a new token.
+void Scheduler::plan_replay(Sequence& sequence, Draft& draft) {
+  const int32_t begin = sequence.planned_rows, remaining = sequence.num_given() - begin;
+  int32_t num_rows = std::min({remaining, kBlockSize - begin % kBlockSize, draft.rows_left});
+  if (num_rows == remaining && draft.logit_rows_left == 0) --num_rows;
+  if (num_rows == 0) return;
+
+  const auto first = sequence.generated.begin() + (begin - sequence.num_prompt());
+  StepRun run{.kind = RowKind::kDecode, .num_rows = num_rows, .tokens = {first, first + num_rows}};
+  PlannedRun planned{.sequence = &sequence, .num_rows = num_rows};
+  if (num_rows == remaining) {
+    sample(run, planned);
+    --draft.logit_rows_left;
+  }
+  add_run(std::move(run), planned, draft);
+}
+
+/// Adds the run, before it what the device must know to compute it, and moves the sequence's plan on.
+void Scheduler::add_run(StepRun run, const PlannedRun& planned, Draft& draft) {
+  Sequence& sequence = *planned.sequence;
+  worker::StepPlan& plan = draft.step.plan;
+  run.slot = sequence.slot->index();
+  if (!std::exchange(sequence.slot_sent, true)) {
+    plan.state_ops.push_back({.kind = worker::StateOp::Kind::kClear, .slot = run.slot});
+    plan.slot_updates.push_back(slot_update(sequence));
+  }
+  if (sequence.num_blocks_sent < sequence.num_blocks()) {
+    worker::BlockTableUpdate update{.slot = run.slot, .first_block = sequence.num_blocks_sent};
+    for (int32_t i = sequence.num_blocks_sent; i < sequence.num_blocks(); ++i)
+      update.blocks.push_back(sequence.blocks[static_cast<size_t>(i)].index());
+    plan.block_table_updates.push_back(std::move(update));
+    sequence.num_blocks_sent = sequence.num_blocks();
+  }
+  sequence.planned_rows += run.num_rows;
+  ++sequence.steps_in_flight;
+  draft.rows_left -= run.num_rows;
+  const bool prompt = run.kind == RowKind::kPrompt;
+  (prompt ? plan.runs : draft.decode_runs).push_back(std::move(run));
+  (prompt ? draft.step.runs : draft.decode_owners).push_back(planned);
+}
+
+/// Takes in waiting sequences, in order, as long as this step has rows for them.
+void Scheduler::admit(const Draft& draft) {
+  int64_t rows_wanted = 0;
+  for (const Sequence* sequence : running_) rows_wanted += std::max(sequence->num_given() - sequence->planned_rows, 0);
+  while (rows_wanted < draft.rows_left && !waiting_.empty()) {
+    Sequence& sequence = **waiting_.begin();
+    if (!admit_one(sequence)) return;
+    rows_wanted += sequence.num_given();
+  }
+}
+
+bool Scheduler::admit_one(Sequence& sequence) {
+  if (num_running() >= budget_.max_num_seqs || slots_.num_free() == 0) return false;
+  const auto may_grow = [](const Sequence* s) { return s->num_blocks() < s->num_blocks_at_most(); };
+  const int64_t needed = num_blocks_for(sequence.num_prompt() + sequence.num_generated());
+  const int64_t headroom = std::count_if(running_.begin(), running_.end(), may_grow) + (needed < sequence.num_blocks_at_most() ? 1 : 0);
+  if (blocks_.num_free() < needed + headroom) return false;
+
+  waiting_.erase(&sequence);
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, RunsBefore{}), &sequence);
+  sequence.state = SequenceState::kRunning;
+  sequence.num_replayed = sequence.planned_tokens = sequence.num_generated();
+  sequence.slot = slots_.acquire();
+  sequence.blocks.reserve(static_cast<size_t>(sequence.num_blocks_at_most()));
+  while (sequence.num_blocks() < needed) sequence.blocks.push_back(*blocks_.acquire());
+  return true;
+}
+
+/// Makes sure that the next row has a place in the KV cache. False when it must wait for a block.
+bool Scheduler::grow(Sequence& sequence, Draft& draft) {
+  if (sequence.planned_rows < sequence.num_blocks() * kBlockSize) return true;
+  while (true) {
+    if (auto block = blocks_.acquire()) {
+      sequence.blocks.push_back(*std::move(block));
+      return true;
+    }
+    int32_t returning = 0;
+    for (const Sequence* s : departing_) returning += s->num_blocks();
+    if (draft.num_blocks_claimed < returning) {
+      ++draft.num_blocks_claimed;
+      break;
+    }
+    if (running_.back() == &sequence) break;  // those before it go on, and one day return theirs
+    preempt_last();
+  }
+  draft.stalled = true;
+  return false;
+}
+
+void Scheduler::preempt_last() {
+  Sequence& sequence = *running_.back();
+  running_.pop_back();
+  ++num_preemptions_;
+  if (sequence.steps_in_flight == 0) return park(sequence);
+  sequence.state = SequenceState::kLeaving;
+  departing_.push_back(&sequence);
+}
+
+/// Gives back what the sequence holds; it will be computed anew.
+void Scheduler::park(Sequence& sequence) {
+  sequence.blocks.clear();
+  sequence.slot.reset();
+  sequence.slot_sent = false;
+  sequence.num_blocks_sent = 0;
+  sequence.planned_rows = 0;
+  sequence.prompt_logprobs.clear();
+  sequence.state = SequenceState::kWaiting;
+  waiting_.insert(&sequence);
+}
+
+void Scheduler::retire(Sequence& sequence) {
+  if (--sequence.steps_in_flight > 0) return;
+  CHECK(sequence.steps_in_flight == 0);
+  if (sequence.state == SequenceState::kRunning) return;
+  std::erase(departing_, &sequence);
+  if (sequence.state == SequenceState::kLeaving) return park(sequence);
+  sequences_.erase(sequences_.find(sequence.id));
+}
+
+void Scheduler::remove(Sequence& sequence) {
+  if (sequence.state == SequenceState::kWaiting) waiting_.erase(&sequence);
+  if (sequence.state == SequenceState::kRunning) {
+    std::erase(running_, &sequence);
+    if (sequence.steps_in_flight > 0) departing_.push_back(&sequence);
+  }
+  sequence.state = SequenceState::kFinished;
+  if (sequence.steps_in_flight == 0) sequences_.erase(sequences_.find(sequence.id));
+}
+
+std::vector<uint64_t> Scheduler::unfinished() const {
+  std::vector<uint64_t> ids;
+  for (const auto& [id, sequence] : sequences_)
+    if (sequence->state != SequenceState::kFinished) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+int32_t Scheduler::num_waiting() const {
+  const auto preempted =
+      std::count_if(departing_.begin(), departing_.end(), [](const Sequence* s) { return s->state == SequenceState::kLeaving; });
+  return static_cast<int32_t>(waiting_.size()) + static_cast<int32_t>(preempted);
+}
+
+}  // namespace quern::engine

@@ -1,0 +1,76 @@
+#include "server/chat_request.h"
+
+#include <algorithm>
+
+namespace quern::server {
+namespace {
+
+constexpr size_t kMaxMessages = 16384;
+
+void check_tool_choice(JsonFields& fields) {
+  const Json* choice = fields.find("tool_choice");
+  if (choice == nullptr || *choice == "auto" || *choice == "none") return;
+  if (*choice == "required" || choice->is_object()) {
+    fields.unsupported("tool_choice", "forcing a tool call is not supported yet, only \"auto\" and \"none\"");
+  } else {
+    fields.fail("tool_choice", "expected \"auto\" or \"none\"");
+  }
+}
+
+}  // namespace
+
+Conversation read_conversation(JsonFields& fields) {
+  Conversation conversation;
+  const Json* messages = fields.array("messages");
+  if (messages == nullptr) {
+    fields.fail("messages", "is required");
+  } else if (messages->empty()) {
+    fields.fail("messages", "the list is empty");
+  } else if (messages->size() > kMaxMessages) {
+    fields.fail("messages", "{} messages, at most {} are allowed", messages->size(), kMaxMessages);
+  } else {
+    conversation.messages = *messages;
+  }
+  if (const Json* tools = fields.array("tools")) conversation.tools = *tools;
+  check_tool_choice(fields);
+  if (const Json* kwargs = fields.object("chat_template_kwargs")) conversation.template_kwargs = *kwargs;
+  if (const auto thinking = fields.boolean("enable_thinking")) {
+    if (!conversation.template_kwargs.contains("enable_thinking")) conversation.template_kwargs["enable_thinking"] = *thinking;
+  }
+  if (const auto effort = fields.string("reasoning_effort", 64)) {
+    if (!conversation.template_kwargs.contains("reasoning_effort")) conversation.template_kwargs["reasoning_effort"] = *effort;
+  }
+  const auto add_generation_prompt = fields.boolean("add_generation_prompt");
+  conversation.continue_final_message = fields.boolean("continue_final_message").value_or(false);
+  if (conversation.continue_final_message && add_generation_prompt == true) {
+    fields.fail("continue_final_message", "cannot be true together with add_generation_prompt");
+  }
+  conversation.add_generation_prompt = add_generation_prompt.value_or(!conversation.continue_final_message);
+  return conversation;
+}
+
+Result<ChatRequest> parse_chat_request(const Json& body, const SamplingDefaults& defaults, const RequestLimits& limits) {
+  if (!body.is_object()) return invalid_argument("the request body has to be a JSON object, found {}", json_kind(body));
+  JsonFields fields(body);
+  ChatRequest request;
+  request.conversation = read_conversation(fields);
+  request.generation = read_generation_fields(fields, defaults, limits);
+  auto max_tokens = fields.integer("max_completion_tokens", 1, INT32_MAX);
+  if (const auto old_name = fields.integer("max_tokens", 1, INT32_MAX); !max_tokens) max_tokens = old_name;
+  if (max_tokens) request.max_tokens = static_cast<int32_t>(*max_tokens);
+  request.logprobs = fields.boolean("logprobs").value_or(false);
+  request.top_logprobs = static_cast<int32_t>(fields.integer("top_logprobs", 0, kMaxLogprobs).value_or(0));
+  if (request.top_logprobs > 0 && !request.logprobs) fields.fail("top_logprobs", "only allowed with \"logprobs\": true");
+  if (request.max_tokens && request.generation.sampling.min_tokens > *request.max_tokens) {
+    fields.fail("min_tokens", "{} is more than max_tokens, {}", request.generation.sampling.min_tokens, *request.max_tokens);
+  }
+  if (fields.find("functions") != nullptr) fields.unsupported("functions", "is not supported; use tools");
+  if (const Json* modalities = fields.array("modalities");
+      modalities != nullptr && std::ranges::any_of(*modalities, [](const Json& m) { return m != "text"; })) {
+    fields.unsupported("modalities", "only text is supported");
+  }
+  RETURN_IF_ERROR(fields.status());
+  return request;
+}
+
+}  // namespace quern::server

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/json.h"
+#include "server/generation_fields.h"
+
+namespace quern::server {
+
+/// What a chat template is given, as the client wrote it; text::normalize_messages checks the messages when they are rendered.
+struct Conversation {
+  Json messages = Json::array();
+  Json tools;  // null or a list
+  Json template_kwargs = Json::object();
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+};
+
+/// A request to /v1/chat/completions.
+struct ChatRequest {
+  GenerationFields generation;
+  Conversation conversation;
+  std::optional<int32_t> max_tokens;  // absent: the rest of the window
+  bool logprobs = false;
+  int32_t top_logprobs = 0;
+};
+
+/// Errors name the field.
+Result<ChatRequest> parse_chat_request(const Json& body, const SamplingDefaults& defaults, const RequestLimits& limits);
+
+/// The conversation of a chat request, or of a /tokenize request with messages; faults are left in `fields`.
+Conversation read_conversation(JsonFields& fields);
+
+}  // namespace quern::server

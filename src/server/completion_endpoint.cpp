@@ -1,0 +1,69 @@
+#include "server/answer.h"
+#include "server/completion_format.h"
+#include "server/completion_request.h"
+#include "server/endpoints.h"
+#include "server/error_body.h"
+#include "server/generation_plan.h"
+
+namespace quern::server {
+namespace {
+
+/// Token ids and text of a prompt. The text is only made when it will be shown.
+Result<EchoedPrompt> read_prompt(const Service& service, PromptInput input, bool with_text) {
+  const text::Tokenizer* tokenizer = service.context.tokenizer;
+  EchoedPrompt prompt;
+  if (auto* ids = std::get_if<std::vector<int32_t>>(&input)) {
+    prompt.ids = std::move(*ids);
+    if (with_text && tokenizer != nullptr) prompt.text = tokenizer->decode(prompt.ids, false);
+  } else if (tokenizer == nullptr) {
+    return Error{ErrorCode::kInvalidArgument, "prompt: this model has no tokenizer, so the prompt has to be a list of token ids", "prompt"};
+  } else {
+    prompt.text = std::move(std::get<std::string>(input));
+    prompt.ids = tokenizer->encode(prompt.text);
+  }
+  if (prompt.ids.empty()) return Error{ErrorCode::kInvalidArgument, "prompt: is empty; at least one token is needed", "prompt"};
+  return prompt;
+}
+
+}  // namespace
+
+HttpAnswer completions(const ServicePtr& service, const HttpRequest& http) {
+  const auto body = parse_json(http.body, "the request body");
+  if (!body) return error_response(body.error());
+  auto parsed = parse_completion_request(*body, service->context.sampling_defaults, service->limits());
+  if (!parsed) return error_response(parsed.error());
+  CompletionRequest& request = *parsed;
+  const GenerationFields& fields = request.generation;
+  if (!service->knows_model(fields.model)) return unknown_model(*service, fields.model);
+  if (!fields.stop.empty() && service->context.tokenizer == nullptr) {
+    return error_response(Error{ErrorCode::kInvalidArgument, "stop: this model has no tokenizer; use stop_token_ids", "stop"});
+  }
+
+  GenerationPlan plan;
+  plan.request_id = new_request_id("cmpl-");
+  plan.max_tokens = request.max_tokens;
+  plan.num_logprobs = request.logprobs;
+  plan.prompt_logprobs = request.echo ? request.logprobs : -1;
+  std::vector<EchoedPrompt> prompts;
+  std::vector<ChoiceRequest> choices;
+  for (PromptInput& input : request.prompts) {
+    auto prompt = read_prompt(*service, std::move(input), request.echo);
+    if (!prompt) return error_response(prompt.error());
+    if (const auto error = check_window(*service, "prompt", prompt->ids.size(), request.max_tokens)) {
+      return error_response(*error, "context_length_exceeded");
+    }
+    add_choices(*service, fields, plan, PreparedPrompt{prompt->ids, {}, false}, choices);
+    prompts.push_back(std::move(*prompt));
+  }
+  auto generation = Generation::submit(*service->context.engine, service->metrics, std::move(choices), fields.n);
+  if (!generation) return error_response(generation.error());
+
+  ResponseHeader header = response_header(*service, fields, plan.request_id);
+  header.logprobs = request.logprobs >= 0;
+  header.num_top_logprobs = request.logprobs;
+  auto format =
+      std::make_unique<CompletionFormat>(std::move(header), service->context.tokenizer, std::move(prompts), fields.n, request.echo);
+  return make_answer(service, std::move(*generation), std::move(format), fields.stream);
+}
+
+}  // namespace quern::server

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "server/generation_fields.h"
+#include "server/http_message.h"
+#include "server/metrics.h"
+#include "server/sampling_defaults.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace quern::server {
+
+/// What the API speaks for. Pointers are borrowed and have to outlive the server.
+struct ServerContext {
+  engine::Engine* engine = nullptr;
+  const text::Tokenizer* tokenizer = nullptr;         // null: only token-id prompts, answered in token ids
+  const text::ChatTemplate* chat_template = nullptr;  // null: no chat
+  std::vector<std::string> model_names;               // at least one; answers carry the first
+  int32_t max_model_len = 0;                          // tokens of prompt and output
+  SamplingDefaults sampling_defaults;
+  std::vector<int32_t> eos_ids;
+  std::optional<uint64_t> seed;  // requests without a seed get theirs from this and their order; else at random
+};
+
+/// A ServerContext at work; shared by the handlers and by the answers that outlive them.
+struct Service {
+  explicit Service(ServerContext c);
+
+  /// Tokens of prompt and output that a request can have.
+  [[nodiscard]] int32_t window() const;
+  [[nodiscard]] RequestLimits limits() const;
+  [[nodiscard]] bool knows_model(const std::string& name) const;
+  /// The given seed, or the next one.
+  uint64_t seed_for(const std::optional<uint64_t>& given);
+
+  ServerContext context;
+  int64_t created;  // seconds since 1970
+  Metrics metrics;
+
+ private:
+  std::atomic<uint64_t> seed_state_;
+};
+
+using ServicePtr = std::shared_ptr<Service>;
+
+HttpAnswer chat_completions(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer completions(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer list_models(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer get_model(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer tokenize(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer detokenize(const ServicePtr& service, const HttpRequest& request);
+
+/// "model_not_found", as a 404.
+HttpResponse unknown_model(const Service& service, std::string_view name);
+
+}  // namespace quern::server

@@ -1,0 +1,58 @@
+#include "server/error_body.h"
+
+namespace quern::server {
+namespace {
+
+std::string_view error_type(int status) {
+  switch (status) {
+    case 401: return "authentication_error";
+    case 404: return "not_found_error";
+    case 500: return "server_error";
+    case 503: return "service_unavailable_error";
+    default: return "invalid_request_error";
+  }
+}
+
+Json make_body(int status, std::string_view message, std::string_view field, std::string_view code) {
+  Json error;
+  error["message"] = message;
+  error["type"] = error_type(status);
+  error["param"] = field.empty() ? Json() : Json(field);
+  error["code"] = code.empty() ? Json() : Json(code);
+  Json body;
+  body["error"] = std::move(error);
+  return body;
+}
+
+}  // namespace
+
+int http_status(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument: return 400;
+    case ErrorCode::kUnsupported: return 400;
+    case ErrorCode::kUnauthenticated: return 401;
+    case ErrorCode::kNotFound: return 404;
+    case ErrorCode::kResourceExhausted: return 503;
+    case ErrorCode::kUnavailable: return 503;
+    case ErrorCode::kCancelled: return 503;  // by the server: a client that left reads no status
+    case ErrorCode::kInternal: return 500;
+  }
+  CHECK_UNREACHABLE();
+}
+
+Json error_body(const Error& error, std::string_view code) { return make_body(http_status(error.code), error.message, error.field, code); }
+
+HttpResponse error_response(const Error& error, std::string_view code) {
+  HttpResponse response{http_status(error.code), dump_json(error_body(error, code))};
+  if (response.status == 503) response.headers.emplace_back("Retry-After", "1");
+  if (response.status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return response;
+}
+
+HttpResponse error_response(int status, std::string_view message) {
+  HttpResponse response{status, dump_json(make_body(status, message, {}, {}))};
+  if (status == 503) response.headers.emplace_back("Retry-After", "1");
+  return response;
+}
+
+}  // namespace quern::server

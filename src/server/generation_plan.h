@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/endpoints.h"
+#include "server/generation.h"
+#include "server/generation_fields.h"
+#include "server/output_format.h"
+
+namespace quern::server {
+
+/// One prompt, ready for the engine.
+struct PreparedPrompt {
+  std::vector<int32_t> ids;
+  std::vector<int32_t> cut_hints;    // see engine::GenerationRequest
+  bool starts_in_reasoning = false;  // the output begins inside a <think> that the prompt opened
+};
+
+/// What differs between the dialects.
+struct GenerationPlan {
+  std::string request_id;
+  int32_t max_tokens = 0;
+  int32_t num_logprobs = -1;
+  int32_t prompt_logprobs = -1;
+  bool split_reasoning = false;
+};
+
+/// "chatcmpl-" and 32 random hexadecimal digits.
+std::string new_request_id(std::string_view prefix);
+
+/// What all answers to this request say of themselves.
+ResponseHeader response_header(const Service& service, const GenerationFields& fields, std::string request_id);
+
+/// The error of a prompt and an output that do not fit the window together; it names all three numbers. max_tokens: at least this many.
+std::optional<Error> check_window(const Service& service, std::string_view prompt_field, size_t prompt_tokens, int32_t max_tokens);
+
+/// n choices of `prompt`, whose seeds follow from the request's.
+void add_choices(Service& service, const GenerationFields& fields, const GenerationPlan& plan, PreparedPrompt prompt,
+                 std::vector<ChoiceRequest>& choices);
+
+}  // namespace quern::server

@@ -1,0 +1,152 @@
+#include "server/metrics.h"
+
+#include <fmt/format.h>
+#include <prometheus/counter.h>
+#include <prometheus/histogram.h>
+#include <prometheus/metric_family.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+namespace quern::server {
+namespace {
+
+using Buckets = prometheus::Histogram::BucketBoundaries;
+using Labels = prometheus::Labels;
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+Buckets first_token_buckets() {
+  return {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560};
+}
+Buckets token_latency_buckets() { return {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}; }
+Buckets request_latency_buckets() { return {0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}; }
+/// 1, 2, 5, 10, 20, ... up to max.
+Buckets token_count_buckets(int32_t max) {
+  Buckets buckets;
+  for (double power = 1; power <= max; power *= 10) {
+    for (const double step : {1.0, 2.0, 5.0}) {
+      if (step * power <= max) buckets.push_back(step * power);
+    }
+  }
+  return buckets;
+}
+
+/// One value with the labels of all our metrics and, perhaps, another.
+ClientMetric metric(const Labels& labels, double value, MetricType type) {
+  ClientMetric result;
+  for (const auto& [name, text] : labels) result.label.push_back({name, text});
+  (type == MetricType::Counter ? result.counter.value : result.gauge.value) = value;
+  return result;
+}
+
+}  // namespace
+
+struct Metrics::Families {
+  std::mutex mutex;
+  uint64_t generation_tokens_shown = 0;  // under mutex
+  Labels labels;
+  prometheus::Registry registry;
+  prometheus::Histogram *first_token, *inter_token, *per_output_token, *request_latency, *prompt_tokens, *generation_tokens;
+  prometheus::Counter *cache_queries, *cache_hits;
+  prometheus::Family<prometheus::Counter>* http_responses;
+
+  prometheus::Histogram* histogram(const char* name, const char* help, const Buckets& buckets) {
+    return &prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(labels, buckets);
+  }
+  prometheus::Counter* counter(const char* name, const char* help) {
+    return &prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add(labels);
+  }
+};
+
+Metrics::Metrics(const std::string& model_name, int32_t max_model_len) : families_(std::make_unique<Families>()) {
+  Families& f = *families_;
+  f.labels = {{"engine", "0"}, {"model_name", model_name}};
+  f.first_token = f.histogram("vllm:time_to_first_token_seconds", "From submission to the first token.", first_token_buckets());
+  f.inter_token = f.histogram("vllm:inter_token_latency_seconds", "Between consecutive tokens of a request.", token_latency_buckets());
+  f.per_output_token = f.histogram("vllm:request_time_per_output_token_seconds", "Mean time per output token after the first, per request.",
+                                   token_latency_buckets());
+  f.request_latency = f.histogram("vllm:e2e_request_latency_seconds", "From submission to the last token.", request_latency_buckets());
+  f.prompt_tokens = f.histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", token_count_buckets(max_model_len));
+  f.generation_tokens = f.histogram("vllm:request_generation_tokens", "Output tokens per request.", token_count_buckets(max_model_len));
+  f.cache_queries = f.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.");
+  f.cache_hits = f.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.");
+  f.http_responses = &prometheus::BuildCounter().Name("quern:http_responses_total").Help("HTTP responses by status.").Register(f.registry);
+}
+
+Metrics::~Metrics() = default;
+
+void Metrics::observe_time_to_first_token(double seconds) { families_->first_token->Observe(seconds); }
+
+void Metrics::observe_inter_token_latency(double seconds, int32_t num_tokens) {
+  for (int32_t i = 0; i < num_tokens; ++i) families_->inter_token->Observe(seconds / num_tokens);
+}
+
+void Metrics::observe_finished(const OutputUsage& usage, double seconds, double decode_seconds) {
+  Families& f = *families_;
+  f.request_latency->Observe(seconds);
+  f.prompt_tokens->Observe(usage.prompt_tokens);
+  f.generation_tokens->Observe(usage.completion_tokens);
+  if (usage.completion_tokens > 1) f.per_output_token->Observe(decode_seconds / (usage.completion_tokens - 1));
+  f.cache_queries->Increment(usage.prompt_tokens);
+  f.cache_hits->Increment(usage.cached_tokens);
+}
+
+void Metrics::count_http_response(int status) {
+  Labels labels = families_->labels;
+  labels.emplace("status", std::to_string(status));
+  families_->http_responses->Add(labels).Increment();
+}
+
+std::string Metrics::expose(const engine::EngineStats& stats) const {
+  std::vector<MetricFamily> families = families_->registry.Collect();
+  const auto add = [&](const char* name, const char* help, MetricType type, double value) {
+    families.push_back({name, help, type, {metric(families_->labels, value, type)}});
+  };
+  // A running request's tokens count at once. Some may turn out to lie behind its end, and a counter must not fall.
+  const uint64_t generation_tokens = [&] {
+    const std::lock_guard lock(families_->mutex);
+    return families_->generation_tokens_shown =
+               std::max(families_->generation_tokens_shown, stats.generation_tokens + stats.unfinished_generation_tokens);
+  }();
+  const double used = stats.num_blocks == 0 ? 0 : 1 - static_cast<double>(stats.num_free_blocks) / stats.num_blocks;
+  add("vllm:num_requests_running", "Requests that are computed now.", MetricType::Gauge, stats.num_running);
+  add("vllm:num_requests_waiting", "Requests that wait for a place.", MetricType::Gauge, stats.num_waiting);
+  add("vllm:kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.", MetricType::Gauge, used);
+  add("vllm:num_preemptions_total", "Preempted requests.", MetricType::Counter, static_cast<double>(stats.num_preemptions));
+  add("vllm:prompt_tokens_total", "Prompt tokens processed.", MetricType::Counter, static_cast<double>(stats.prompt_tokens));
+  add("vllm:generation_tokens_total", "Output tokens.", MetricType::Counter, static_cast<double>(generation_tokens));
+  MetricFamily success{"vllm:request_success_total", "Finished requests by reason.", MetricType::Counter, {}};
+  const std::array<std::pair<const char*, uint64_t>, 4> reasons{{{"stop", stats.requests_stop},
+                                                                 {"length", stats.requests_length},
+                                                                 {"abort", stats.requests_cancelled},
+                                                                 {"error", stats.requests_error}}};
+  for (const auto& [reason, count] : reasons) {
+    Labels labels = families_->labels;
+    labels.emplace("finished_reason", reason);
+    success.metric.push_back(metric(labels, static_cast<double>(count), MetricType::Counter));
+  }
+  families.push_back(std::move(success));
+  add("quern:steps_total", "Forward steps.", MetricType::Counter, static_cast<double>(stats.num_steps));
+  add("quern:computed_rows_total", "Rows (tokens) computed in steps.", MetricType::Counter, static_cast<double>(stats.computed_rows));
+  add("quern:discarded_rows_total", "Rows computed after their request had ended.", MetricType::Counter,
+      static_cast<double>(stats.discarded_rows));
+  add("quern:device_seconds_total", "Time spent in steps.", MetricType::Counter, stats.device_seconds);
+  add("quern:host_seconds_total", "Time of the engine thread between steps.", MetricType::Counter, stats.host_seconds);
+  add("quern:state_slots", "State slots of sequences.", MetricType::Gauge, stats.num_slots);
+  add("quern:state_slots_free", "Free state slots.", MetricType::Gauge, stats.num_free_slots);
+  add("quern:kv_blocks", "KV blocks of 64 tokens.", MetricType::Gauge, stats.num_blocks);
+  add("quern:kv_blocks_free", "Free KV blocks.", MetricType::Gauge, stats.num_free_blocks);
+  std::ostringstream out;
+  prometheus::TextSerializer().Serialize(out, families);
+  return std::move(out).str();
+}
+
+}  // namespace quern::server

@@ -1,0 +1,129 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "base/hash.h"
+#include "engine/fake_model.h"
+#include "worker/worker_group.h"
+
+namespace quern::engine::testing {
+
+struct FakeWorkersOptions {
+  bool own_thread = false;   // steps run on a thread of their own, as on a device; else inside wait()
+  int32_t max_delay_us = 0;  // with own_thread: a random time before some steps
+  int32_t max_steps_in_flight = 2;
+  std::optional<uint64_t> failing_step;
+  /// The logits after the `second`-th token of the output are NaN where the prompt begins with token `first`.
+  std::optional<std::pair<int32_t, int32_t>> non_finite;
+};
+
+/// The test's hand on workers that the engine owns; thread-safe.
+class FakeControl {
+ public:
+  /// No step begins from now on, except `n` more with each release(n).
+  void hold();
+  void release(int64_t num_steps);
+  void open();
+  /// Steps that release() still lets begin.
+  [[nodiscard]] int64_t permits() const;
+  /// Returns once so many steps were submitted in all.
+  void wait_for_submitted(uint64_t num_steps);
+
+  [[nodiscard]] std::vector<std::string> violations() const;
+  [[nodiscard]] std::vector<worker::StepPlan> plans() const;
+
+ private:
+  friend class FakeWorkers;
+  void begin_step();
+  void submitted(const worker::StepPlan& plan);
+  void violation(std::string what);
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool held_ = false;
+  int64_t permits_ = 0;
+  std::vector<worker::StepPlan> plans_;
+  std::vector<std::string> violations_;
+};
+
+/// Executes plans with a FakeModel, KV blocks, slots, cursors and a recurrent state that a wrong plan corrupts as it would on a device;
+/// checks besides everything that workers may rely on. What it finds wrong is in control->violations().
+class FakeWorkers final : public worker::WorkerGroup {
+ public:
+  FakeWorkers(const worker::WorkerLimits& limits, const FakeWorkersOptions& options, std::shared_ptr<FakeControl> control);
+  FakeWorkers(const FakeWorkers&) = delete;
+  FakeWorkers& operator=(const FakeWorkers&) = delete;
+  ~FakeWorkers() override;
+
+  [[nodiscard]] const worker::WorkerLimits& limits() const override { return limits_; }
+  void submit(worker::StepPlan plan) override;
+  void submit_masks(worker::StepMasks masks) override;
+  worker::StepResult wait() override;
+  std::optional<worker::StepResult> poll() override;
+
+ private:
+  /// What the host may assume of a slot when it plans: upper bounds, ahead of the device.
+  struct PlannedSlot {
+    bool cleared = false, has_parameters = false;
+    bool prompt_ended = false;      // a D run, or a P run that ended off the grid
+    bool next_token_known = false;  // the device will have sampled the token at the cursor
+    int32_t cursor = 0;
+    std::vector<int32_t> blocks;
+  };
+  struct StepInFlight {
+    std::set<int32_t> slots, blocks;
+  };
+  /// What the device holds of a slot.
+  struct DeviceSlot {
+    int32_t cursor = 0;
+    uint64_t state = 0xdeadull;  // of the last owner, until it is cleared
+    std::optional<int32_t> last_token;
+    std::vector<int32_t> block_table;
+    SamplingParams sampling;
+    std::vector<int32_t> prompt_ids, output;
+  };
+
+  void check(const worker::StepPlan& plan);
+  void check_run(const worker::StepRun& run, StepInFlight& in_flight);
+  worker::StepResult execute(const worker::StepPlan& plan);
+  void compute(const worker::StepRun& run, worker::RunResult& result);
+  void draw(const worker::StepRun& run, DeviceSlot& slot, const std::vector<uint32_t>* mask, worker::RunResult& result);
+  uint64_t state_in_kv(const DeviceSlot& slot) const;
+  void expect(bool condition, const std::string& what);
+
+  const worker::WorkerLimits limits_;
+  const FakeWorkersOptions options_;
+  const std::shared_ptr<FakeControl> control_;
+  const FakeModel model_;
+
+  // The caller's side.
+  std::vector<PlannedSlot> planned_;
+  std::vector<int32_t> block_owner_;
+  std::deque<StepInFlight> in_flight_;
+  std::set<uint64_t> masks_awaited_;
+  uint64_t num_submitted_ = 0;
+
+  // The device's side.
+  std::vector<DeviceSlot> slots_;
+  std::vector<int32_t> kv_;  // [num_blocks, 64]: the token of the row
+  SplitMix64 delays_{7};
+
+  BoundedQueue<worker::StepPlan> plans_{64};
+  BoundedQueue<worker::StepMasks> masks_{64};
+  BoundedQueue<worker::StepResult> results_{64};
+  std::jthread thread_;
+};
+
+}  // namespace quern::engine::testing

@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""The unchanged `openai` client against a running quern.
+
+  openai_client_test.py --base-url http://127.0.0.1:8000/v1 [--api-key KEY]
+  openai_client_test.py --server PROGRAM     starts PROGRAM, which prints its port in its first line, and ends it afterwards
+
+Exit status 77 (CTest: skipped) when the openai package is not installed. What the model answers does not matter here.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import unittest
+import urllib.request
+
+try:
+    import openai
+except ImportError:
+    print("SKIPPED: the openai package is not installed (pip install openai)", file=sys.stderr)
+    sys.exit(77)
+
+BASE_URL = ""
+API_KEY = "none"
+MESSAGES = [{"role": "system", "content": "You are brief."}, {"role": "user", "content": "Say hello to the wörld."}]
+
+
+class OpenAiClient(unittest.TestCase):
+    def setUp(self):
+        self.client = openai.OpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0, timeout=600)
+        self.model = self.client.models.list().data[0].id
+
+    def chat(self, **kwargs):
+        return self.client.chat.completions.create(**{"model": self.model, "messages": MESSAGES, "max_tokens": 24, "seed": 7, **kwargs})
+
+    def test_models(self):
+        self.assertEqual(self.client.models.retrieve(self.model).id, self.model)
+        with self.assertRaises(openai.NotFoundError):
+            self.client.models.retrieve("no-such-model")
+
+    def test_chat(self):
+        answer = self.chat()
+        self.assertEqual(answer.object, "chat.completion")
+        choice = answer.choices[0]
+        self.assertEqual(choice.message.role, "assistant")
+        self.assertIn(choice.finish_reason, ("stop", "length"))
+        self.assertTrue(choice.message.content or choice.message.reasoning_content)
+        self.assertGreater(answer.usage.prompt_tokens, 0)
+        self.assertEqual(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens)
+        self.assertLessEqual(answer.usage.completion_tokens, 24)
+        self.assertIsNotNone(answer.usage.prompt_tokens_details.cached_tokens)
+        self.assertLessEqual(answer.usage.completion_tokens_details.reasoning_tokens, answer.usage.completion_tokens)
+
+    def test_stream_equals_whole_answer(self):
+        whole = self.chat(temperature=0)
+        content, reasoning, finish, usage, first = "", "", None, None, None
+        for chunk in self.chat(temperature=0, stream=True, stream_options={"include_usage": True}):
+            self.assertEqual(chunk.object, "chat.completion.chunk")
+            if chunk.usage is not None:
+                self.assertEqual(chunk.choices, [])
+                usage = chunk.usage
+                continue
+            delta = chunk.choices[0].delta
+            first = first or delta
+            content += delta.content or ""
+            reasoning += getattr(delta, "reasoning_content", None) or ""
+            finish = chunk.choices[0].finish_reason or finish
+        self.assertEqual(first.role, "assistant")
+        self.assertEqual(content, whole.choices[0].message.content or "")
+        self.assertEqual(reasoning, whole.choices[0].message.reasoning_content or "")
+        self.assertEqual(finish, whole.choices[0].finish_reason)
+        self.assertEqual(usage.completion_tokens, whole.usage.completion_tokens)
+        self.assertEqual(usage.prompt_tokens, whole.usage.prompt_tokens)
+
+    def test_stream_that_is_left_early(self):
+        stream = self.chat(stream=True, max_tokens=256, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        stream.close()
+        self.assertTrue(self.chat(max_tokens=1).choices)
+
+    def test_choices_and_logprobs(self):
+        answer = self.chat(n=2, logprobs=True, top_logprobs=3, max_tokens=5)
+        self.assertEqual([choice.index for choice in answer.choices], [0, 1])
+        for choice in answer.choices:
+            self.assertGreater(len(choice.logprobs.content), 0)
+            for entry in choice.logprobs.content:
+                self.assertLessEqual(entry.logprob, 0)
+                self.assertEqual(len(entry.top_logprobs), 3)
+                self.assertEqual(bytes(entry.bytes).decode("utf-8", "replace"), entry.token)
+
+    def test_stop_and_thinking_switch(self):
+        answer = self.chat(stop=["zzz", "\n\n\n\n"], extra_body={"chat_template_kwargs": {"enable_thinking": False}, "top_k": 5})
+        self.assertNotIn("zzz", answer.choices[0].message.content or "")
+
+    def test_content_parts(self):
+        parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+        self.assertTrue(self.chat(messages=[{"role": "user", "content": parts}], max_tokens=2).choices)
+
+    def test_completions(self):
+        answer = self.client.completions.create(model=self.model, prompt=["One", "Two"], max_tokens=4, logprobs=2, echo=True)
+        self.assertEqual(len(answer.choices), 2)
+        self.assertTrue(answer.choices[1].text.startswith("Two"))
+        logprobs = answer.choices[0].logprobs
+        self.assertIsNone(logprobs.token_logprobs[0])
+        self.assertEqual(len(logprobs.tokens), len(logprobs.text_offset))
+        text = "".join(chunk.choices[0].text for chunk in self.client.completions.create(
+            model=self.model, prompt="One", max_tokens=4, temperature=0, stream=True))
+        whole = self.client.completions.create(model=self.model, prompt="One", max_tokens=4, temperature=0)
+        self.assertEqual(text, whole.choices[0].text)
+
+    def test_token_ids_as_prompt(self):
+        root = BASE_URL.rsplit("/v1", 1)[0]
+        request = urllib.request.Request(root + "/tokenize", json.dumps({"prompt": "Hello there"}).encode(),
+                                         {"Content-Type": "application/json", "Authorization": "Bearer " + API_KEY})
+        with urllib.request.urlopen(request) as response:
+            ids = json.load(response)["tokens"]
+        answer = self.client.completions.create(model=self.model, prompt=ids, max_tokens=2)
+        self.assertEqual(answer.usage.prompt_tokens, len(ids))
+
+    def test_errors_arrive_as_the_clients_exceptions(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(temperature=-1)
+        self.assertEqual(caught.exception.param, "temperature")
+        with self.assertRaises(openai.NotFoundError) as caught:
+            self.chat(model="no-such-model")
+        self.assertEqual(caught.exception.code, "model_not_found")
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(max_tokens=100_000_000)
+        self.assertEqual(caught.exception.code, "context_length_exceeded")
+        if API_KEY != "none":
+            with self.assertRaises(openai.AuthenticationError):
+                openai.OpenAI(base_url=BASE_URL, api_key=API_KEY + "x", max_retries=0).models.list()
+
+
+def main():
+    global BASE_URL, API_KEY
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--base-url")
+    target.add_argument("--server")
+    parser.add_argument("--api-key", default="none")
+    options = parser.parse_args()
+    API_KEY = options.api_key
+    server = None
+    if options.server:
+        server = subprocess.Popen([options.server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        BASE_URL = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
+    else:
+        BASE_URL = options.base_url.rstrip("/")
+    try:
+        result = unittest.main(argv=[sys.argv[0]], exit=False, verbosity=2).result
+    finally:
+        if server is not None:
+            server.stdin.close()  # the program ends with its input
+            server.wait(30)
+    sys.exit(0 if result.wasSuccessful() and result.testsRun > 0 else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+#include "server/metrics.h"
+
+#include "support/test_support.h"
+
+namespace quern::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Metrics, HasTheNamesAndLabelsOfVllm) {
+  Metrics metrics("some/model", 4096);
+  metrics.observe_time_to_first_token(0.03);
+  metrics.observe_inter_token_latency(0.04, 2);
+  OutputUsage usage;
+  usage.prompt_tokens = 300;
+  usage.completion_tokens = 3;
+  usage.cached_tokens = 256;
+  metrics.observe_finished(usage, 1.2, 0.04);
+  metrics.count_http_response(503);
+  engine::EngineStats stats;
+  stats.num_running = 3;
+  stats.num_waiting = 2;
+  stats.num_blocks = 100;
+  stats.num_free_blocks = 75;
+  stats.num_preemptions = 4;
+  stats.prompt_tokens = 12345678901;
+  stats.generation_tokens = 77;
+  stats.requests_length = 6;
+  const std::string text = metrics.expose(stats);
+  const std::string labels = R"({engine="0",model_name="some/model"})";
+  for (const std::string& line :
+       {"vllm:num_requests_running" + labels + " 3\n", "vllm:num_requests_waiting" + labels + " 2\n",
+        "vllm:kv_cache_usage_perc" + labels + " 0.25\n", "vllm:num_preemptions_total" + labels + " 4\n",
+        "vllm:prompt_tokens_total" + labels + " 12345678901\n", "vllm:generation_tokens_total" + labels + " 77\n",
+        "vllm:prefix_cache_queries_total" + labels + " 300\n", "vllm:prefix_cache_hits_total" + labels + " 256\n",
+        "vllm:time_to_first_token_seconds_count" + labels + " 1\n", "vllm:inter_token_latency_seconds_count" + labels + " 2\n",
+        "vllm:request_time_per_output_token_seconds_count" + labels + " 1\n", "vllm:e2e_request_latency_seconds_count" + labels + " 1\n",
+        "vllm:request_prompt_tokens_sum" + labels + " 300\n", "vllm:request_generation_tokens_sum" + labels + " 3\n"}) {
+    EXPECT_THAT(text, HasSubstr("\n" + line)) << line;
+  }
+  EXPECT_THAT(text, HasSubstr(R"(vllm:request_success_total{engine="0",finished_reason="length",model_name="some/model"} 6)"));
+  EXPECT_THAT(text, HasSubstr(R"(vllm:time_to_first_token_seconds_bucket{engine="0",model_name="some/model",le="0.04"} 1)"));
+  EXPECT_THAT(text, HasSubstr(R"(quern:http_responses_total{engine="0",model_name="some/model",status="503"} 1)"));
+  EXPECT_THAT(text, HasSubstr("# TYPE vllm:num_requests_running gauge\n"));
+  EXPECT_THAT(text, HasSubstr("# TYPE vllm:prompt_tokens_total counter\n"));
+}
+
+TEST(Metrics, TheTokenCounterNeverFalls) {
+  const Metrics metrics("m", 64);
+  engine::EngineStats stats;
+  stats.generation_tokens = 10;
+  stats.unfinished_generation_tokens = 5;
+  EXPECT_THAT(metrics.expose(stats), HasSubstr(R"(vllm:generation_tokens_total{engine="0",model_name="m"} 15)"));
+  stats.generation_tokens = 13;  // two of the five lay behind the end
+  stats.unfinished_generation_tokens = 0;
+  EXPECT_THAT(metrics.expose(stats), HasSubstr(R"(vllm:generation_tokens_total{engine="0",model_name="m"} 15)"));
+}
+
+TEST(Metrics, NothingIsDividedByNoBlocks) {
+  EXPECT_THAT(Metrics("m", 64).expose({}), HasSubstr(R"(vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0)"));
+}
+
+}  // namespace
+}  // namespace quern::server
