@@ -37,7 +37,8 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& pl
   const Numerics numerics{plan.activation, plan.kv, plan.ring, plan.options.k_max};
   const Sizes sizes(plan.config, numerics, plan.with_mtp);
   ASSIGN_OR_RETURN(runner->memory_, SequenceMemory::allocate(plan, sizes, device, *runner->stream_));
-  const size_t workspace = runner->kernels_->workspace_bytes(std::max(plan.limits.max_rows, plan.limits.max_logit_rows));
+  const size_t wanted = runner->kernels_->workspace_bytes(std::max(plan.limits.max_rows, plan.limits.max_logit_rows));
+  const size_t workspace = std::max(wanted, kKernelWorkspaceBytes);  // the plan's share, so that what is planned is what is taken
   ASSIGN_OR_RETURN(runner->step_, StepMemory::allocate(plan, sizes, workspace, device));
   runner->cursor_.assign(static_cast<size_t>(plan.limits.num_slots), 0);
   runner->position_delta_.assign(static_cast<size_t>(plan.limits.num_slots), 0);

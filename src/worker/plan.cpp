@@ -16,8 +16,6 @@ constexpr int32_t kDefaultMaxNumSeqs = 64;
 constexpr double kDefaultStateShare = 0.4;
 /// Host memory is shared with everything else: without an explicit size the CPU platform keeps its KV cache below this.
 constexpr uint64_t kDefaultCpuKvBytes = 4ull << 30;
-/// Scratch that kernels may ask for beyond activations.
-constexpr uint64_t kKernelWorkspaceBytes = 64ull << 20;
 constexpr int32_t kDefaultLogitRows = 64;
 
 std::string gib(uint64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1ull << 30)); }

@@ -140,17 +140,7 @@ Result<void> run(const ops::MtpIn::Problem& p, const ops::MtpIn::Kernel& kernel,
 Result<void> run(const ops::Head::Problem& p, const ops::Head::Kernel& kernel, Trial& trial) {
   ASSIGN_OR_RETURN(const ops::TensorView norm, trial.norm(DType::kF32, p.hidden));
   ASSIGN_OR_RETURN(const ops::LinearSource lm_head, trial.linear(p.lm_head));
-  const ops::Buffer* packed = nullptr;
-  if (p.tied) {  // embed's layout; behind it, zeros for what a platform may keep there about slices
-    const int64_t scale_at = round_up(static_cast<int64_t>(lm_head.weight.size_bytes()), 256);
-    const int64_t size = round_up(scale_at + static_cast<int64_t>(lm_head.scale.size_bytes()), 256) + 256;
-    ASSIGN_OR_RETURN(const ops::TensorView table, trial.tensor(DType::kU8, {size}, [](int64_t) { return 0; }));
-    trial.stream().copy(lm_head.weight, {table.buffer, 0, lm_head.weight.dtype, lm_head.weight.shape});
-    if (!lm_head.scale.empty()) trial.stream().copy(lm_head.scale, {table.buffer, static_cast<size_t>(scale_at), DType::kF32, lm_head.scale.shape});
-    packed = table.buffer;
-  } else {
-    ASSIGN_OR_RETURN(packed, trial.pack(kernel, [&](ops::Buffer& buffer) { kernel.pack(lm_head, buffer, trial.stream()); }));
-  }
+  ASSIGN_OR_RETURN(const ops::Buffer* packed, trial.pack(kernel, [&](ops::Buffer& buffer) { kernel.pack(lm_head, buffer, trial.stream()); }));
   return for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
     std::vector<int32_t> logit_rows{n - 1};
     if (n > 1) logit_rows = {0, n / 2, n - 1};

@@ -94,6 +94,7 @@ ops::MtpIn::Problem reduced(ops::MtpIn::Problem p, int64_t cap) {
 }
 
 ops::Head::Problem reduced(ops::Head::Problem p, int64_t cap) {
+  p.tied = false;  // the same arithmetic over a table of its own
   p.hidden = p.lm_head.in_features = capped(p.hidden, cap);
   p.vocab_size = p.lm_head.out_features = capped(p.vocab_size, cap);
   return p;

@@ -10,6 +10,9 @@
 
 namespace quern::worker {
 
+/// Scratch that kernels may ask for beyond activations.
+inline constexpr size_t kKernelWorkspaceBytes = 64ull << 20;
+
 struct Sizes {
   Sizes(const model::ModelConfig& config, const Numerics& numerics, bool with_mtp);
 

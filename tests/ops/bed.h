@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <numbers>
@@ -119,16 +120,34 @@ class Bed {
 };
 
 /// The kernel of the candidate named `name`; the test fails where it refuses the problem.
+
+/// Which candidate the program tests: QUERN_TEST_CANDIDATE, cpu.plain without it. CTest runs the program once for each.
+inline std::string candidate_under_test() {
+  const char* name = std::getenv("QUERN_TEST_CANDIDATE");
+  return name != nullptr ? name : "cpu.plain";
+}
+/// Kernels of that candidate made so far; main() demands some, so that no fast path hides behind plain.
+inline int& num_kernels_under_test() {
+  static int count = 0;
+  return count;
+}
+
+/// The candidate under test where the op has it and it takes the problem, else plain.
 template <class Op>
-std::unique_ptr<typename Op::Kernel> make_kernel(Bed& bed, const typename Op::Problem& problem, std::string_view name = "cpu.plain") {
+std::unique_ptr<typename Op::Kernel> make_kernel(Bed& bed, const typename Op::Problem& problem) {
+  const Candidate<Op>* chosen = nullptr;
   for (const Candidate<Op>& candidate : backends::kernel_table(Platform::kCpu).list<Op>().candidates()) {
-    if (candidate.name != name) continue;
+    if (candidate.name != "cpu.plain" && candidate.name != candidate_under_test()) continue;
     const Verdict verdict = candidate.accepts(problem, bed.device().traits());
-    EXPECT_TRUE(verdict.accepted) << verdict.reason;
-    return candidate.make(problem, bed.device()).value();
+    EXPECT_TRUE(verdict.accepted || candidate.name != "cpu.plain") << verdict.reason;
+    if (verdict.accepted && chosen == nullptr) chosen = &candidate;
   }
-  ADD_FAILURE() << Op::kName << " has no candidate " << name;
-  return nullptr;
+  if (chosen == nullptr) {
+    ADD_FAILURE() << Op::kName << " has no candidate for the problem";
+    return nullptr;
+  }
+  if (chosen->name == candidate_under_test()) ++num_kernels_under_test();
+  return chosen->make(problem, bed.device()).value();
 }
 
 /// Rows of a step over slots whose cursors stand where the test says.

@@ -1,0 +1,20 @@
+#include <cstdio>
+
+#include "ops/bed.h"
+
+// Runs the tests of ops with one candidate (QUERN_TEST_CANDIDATE) and fails if it was never chosen. Exit code 77: the processor lacks its instructions.
+
+int main(int argc, char** argv) {
+  using namespace quern;
+  ::testing::InitGoogleMock(&argc, argv);
+  const std::string candidate = ops::testing::candidate_under_test();
+  const ops::DeviceTraits traits = backends::open_device("cpu", {}).value()->traits();
+  if ((candidate == "cpu.avx2" && !traits.avx2) || (candidate == "cpu.avx512" && !traits.avx512_vbmi)) {
+    std::printf("SKIPPED: this processor cannot run %s\n", candidate.c_str());
+    return 77;
+  }
+  const int failed = RUN_ALL_TESTS();
+  const bool whole = ::testing::GTEST_FLAG(filter) == "*";
+  std::printf("%d kernels of %s were under test\n", ops::testing::num_kernels_under_test(), candidate.c_str());
+  return failed != 0 || (whole && ops::testing::num_kernels_under_test() == 0) ? 1 : 0;
+}
