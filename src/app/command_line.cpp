@@ -139,6 +139,7 @@ void add_option(CLI::App& app, const OptionGroup& group, const Option& option, s
 Result<std::string> run_parser(const Command& command, std::vector<std::string> arguments) {
   CLI::App app(command.summary, "quern " + command.name);
   app.get_formatter()->column_width(42);
+  app.get_formatter()->label("REQUIRED", "");
   app.set_help_flag("-h,--help", "Print this help and exit");
   std::optional<Error> failure;
   if (!command.positional.empty()) {
