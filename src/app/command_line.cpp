@@ -139,6 +139,7 @@ void add_option(CLI::App& app, const OptionGroup& group, const Option& option, s
 Result<std::string> run_parser(const Command& command, std::vector<std::string> arguments) {
   CLI::App app(command.summary, "quern " + command.name);
   app.get_formatter()->column_width(42);
+  app.get_formatter()->label("REQUIRED", "");
   app.set_help_flag("-h,--help", "Print this help and exit");
   std::optional<Error> failure;
   if (!command.positional.empty()) {
@@ -192,6 +193,7 @@ Result<Invocation> parse_command_line(const std::vector<Command>& commands, std:
     return invalid_argument("options follow a command, and {} stands before one; `quern --help` lists the commands", first);
   ASSIGN_OR_RETURN(const Command* command, find_command(commands, arguments));
   const auto in_command = [&](Error error) { return error.with_context("quern " + command->name); };
+  if (!command->why_absent.empty()) return in_command(Error{ErrorCode::kUnsupported, command->why_absent, {}});
   Result<std::vector<std::string>> normalized = normalize(*command, arguments);
   if (!normalized) return in_command(std::move(normalized).error());
   Result<std::string> help = run_parser(*command, std::move(normalized).value());

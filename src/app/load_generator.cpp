@@ -78,9 +78,15 @@ class Transfer {
     }
   }
 
-  /// Whether a chunk carries news of the text; the one with the role alone does not.
+  /// Whether a chunk carries news of the output; one with the role or the end alone does not.
   [[nodiscard]] bool has_token(const Json& choice) const {
-    if (backend_ == ServeBackend::kCompletions) return choice.contains("text");
+    if (!choice.is_object()) return false;
+    if (backend_ == ServeBackend::kCompletions) {
+      const auto text = choice.find("text"), ids = choice.find("token_ids"), end = choice.find("finish_reason");
+      const bool has_ids = ids != choice.end() && ids->is_array() && !ids->empty();
+      const bool is_end = end != choice.end() && !end->is_null();
+      return text != choice.end() && (has_ids || !is_end || *text != "");
+    }
     const auto delta = choice.find("delta");
     if (delta == choice.end() || !delta->is_object()) return false;
     const auto has_text = [&](const char* key) {

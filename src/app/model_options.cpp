@@ -130,8 +130,9 @@ OptionGroup device_group(ModelOptions& o) {
            to_text(o.worker.device)},
           {"--threads", "N", "CPU threads (default: one per core); never changes results", to_integer(o.worker.num_threads, 1, 4096)},
           {"--kernel", "OP=CANDIDATE", "Use this kernel for an op or fail; may be repeated", to_kernel(o.worker.kernels), true},
-          {"-tp,--tensor-parallel-size", "N", "1: tensor parallelism is not supported yet", to_parallel_size("tensor parallelism")},
-          {"-pp,--pipeline-parallel-size", "N", "1: pipeline parallelism is not supported yet", to_parallel_size("pipeline parallelism")},
+          {"-tp,--tensor-parallel-size", "N", "or -tp; 1: tensor parallelism is not supported yet", to_parallel_size("tensor parallelism")},
+          {"-pp,--pipeline-parallel-size", "N", "or -pp; 1: pipeline parallelism is not supported yet",
+           to_parallel_size("pipeline parallelism")},
           without_effect(o, "--enforce-eager", "", "no graphs are captured on this device"),
           {"--log-level", "LEVEL", "debug, info (default), warning or error", to_log_level()},
       }};

@@ -41,6 +41,7 @@ struct Command {
   Setter set_positional;
   std::vector<OptionGroup> groups;
   std::function<int()> run;  // after everything was set; returns an ExitCode
+  std::string why_absent;    // not empty: this build lacks the command, for this reason
 };
 
 // Values as people write them. Errors name what was expected.

@@ -42,14 +42,14 @@ std::string plan_as_text(const worker::ExecutionPlan& plan) {
   text += "\n" + memory_table(plan) + "\n";
   fmt::format_to(out, "limits    {} tokens per sequence, {} sequences at once, {} tokens of KV\n", format_count(plan.limits.max_model_len),
                  plan.limits.num_slots, format_count(int64_t{plan.limits.num_blocks} * 64));
-  fmt::format_to(out, "expected  {:.1f} tok/s for one sequence without speculation: {} read for a token at 1k context, {:.1f} GB/s\n",
+  fmt::format_to(out, "expected  {:.1f} tok/s for one sequence without speculation: {} read for a token at 1k context, {:.0f} GB/s\n",
                  plan.expected_decode_tokens_per_second, format_bytes(static_cast<uint64_t>(plan.decode_bytes_per_token)),
                  plan.traits.read_bandwidth / 1e9);
   for (const std::string& note : plan.notes) fmt::format_to(out, "note      {}\n", note);
-  for (const std::string& note : plan.inventory.notes) fmt::format_to(out, "note      {}\n", note);
   if (!plan.inventory.unknown.empty())
     fmt::format_to(out, "note      {} unknown tensors, the first is {}\n", plan.inventory.unknown.size(), plan.inventory.unknown[0]);
-  if (const std::string refusals = plan.refusals(); !refusals.empty()) fmt::format_to(out, "kernels   {}\n", refusals);
+  if (const std::string refusals = plan.refusals(); !refusals.empty())
+    fmt::format_to(out, "kernels   {}; `quern kernels` says why\n", refusals.substr(0, refusals.find('\n')));
   fmt::format_to(out, "verdict   {}", plan.verdict.empty() ? (plan.fits ? "fits" : "does not fit") : plan.verdict);
   return text;
 }
@@ -62,8 +62,6 @@ Json plan_as_json(const worker::ExecutionPlan& plan) {
   Json kernels = Json::array();
   for (const worker::OpChoice& choice : plan.choices)
     kernels.push_back({{"op", choice.op}, {"problem", choice.problem}, {"wanted_by", choice.wanted_by}, {"candidate", choice.candidate}});
-  Json notes = plan.notes;
-  for (const std::string& note : plan.inventory.notes) notes.push_back(note);
   return {
       {"model", plan.config.name},
       {"device", plan.options.device},
@@ -99,7 +97,7 @@ Json plan_as_json(const worker::ExecutionPlan& plan) {
       {"kernels", kernels},
       {"refusals", plan.refusals()},
       {"unknown_tensors", plan.inventory.unknown},
-      {"notes", notes},
+      {"notes", plan.notes},
       {"fits", plan.fits},
       {"verdict", plan.verdict},
   };

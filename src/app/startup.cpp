@@ -26,7 +26,6 @@ void log_plan(const worker::ExecutionPlan& plan) {
   }
   for (const auto& [op, candidates] : chosen) log_info("kernel: {:<14} {}", op, candidates);
   for (const std::string& note : plan.notes) log_info("{}", note);
-  for (const std::string& note : plan.inventory.notes) log_info("{}", note);
   for (const std::string& name : plan.inventory.unknown) log_warning("unknown tensor {} is not used; --strict makes this an error", name);
 }
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
+#include <string>
 #include <variant>
 
 #include "base/check.h"
@@ -22,12 +24,6 @@ struct Overloaded : F... {
 };
 template <class... F>
 Overloaded(F...) -> Overloaded<F...>;
-
-/// The device returns as many likely tokens as prompt and output together ask for; each side shows its own number.
-TokenLogprobs trimmed(TokenLogprobs logprobs, int32_t num_top) {
-  if (logprobs.top.size() > static_cast<size_t>(num_top)) logprobs.top.resize(static_cast<size_t>(num_top));
-  return logprobs;
-}
 
 }  // namespace
 
@@ -179,20 +175,20 @@ void EngineThread::handle(worker::StepResult result) {
 void EngineThread::advance(Sequence& sequence, const PlannedRun& run, worker::RunResult& result) {
   const GenerationRequest& request = sequence.request;
   TokenEvent event;
-  if (result.non_finite)
+  if (result.non_finite) {
+    const std::string where = run.samples ? fmt::format("at token {} of the output, after", sequence.num_generated() + 1) : "in";
     return finish(sequence, {.reason = FinishReason::kError,
-                             .error = make_error(ErrorCode::kInternal,
-                                                 "the model produced non-finite logits at token {} of the output, after a prompt of {}",
-                                                 sequence.num_generated() + 1, sequence.num_prompt())});
-  for (TokenLogprobs& logprobs : result.prompt_logprobs)
-    sequence.prompt_logprobs.push_back(trimmed(std::move(logprobs), request.prompt_logprobs));
+                             .error = make_error(ErrorCode::kInternal, "the model produced non-finite logits {} a prompt of {} tokens",
+                                                 where, sequence.num_prompt())});
+  }
+  std::move(result.prompt_logprobs.begin(), result.prompt_logprobs.end(), std::back_inserter(sequence.prompt_logprobs));
   if (run.ends_prompt) event.prompt_logprobs = std::move(sequence.prompt_logprobs);
 
   CHECK(request.sampling.num_logprobs < 0 || result.logprobs.size() == result.tokens.size());
   std::optional<Finish> end;
   for (size_t i = 0; i < result.tokens.size() && !end; ++i) {
     event.tokens.push_back(result.tokens[i]);
-    if (request.sampling.num_logprobs >= 0) event.logprobs.push_back(trimmed(std::move(result.logprobs[i]), request.sampling.num_logprobs));
+    if (request.sampling.num_logprobs >= 0) event.logprobs.push_back(std::move(result.logprobs[i]));
     end = accept(sequence, result.tokens[i]);
   }
   if (run.ends_prompt && request.max_tokens == 0) end = Finish{.reason = FinishReason::kLength};

@@ -18,7 +18,6 @@ namespace {
 worker::SlotUpdate slot_update(const Sequence& sequence) {
   const GenerationRequest& request = sequence.request;
   worker::SlotUpdate update{.slot = sequence.slot->index(), .sampling = request.sampling, .output_ids = sequence.generated};
-  update.sampling.num_logprobs = std::max(request.sampling.num_logprobs, request.prompt_logprobs);
   if (request.sampling.has_penalties()) update.prompt_ids = request.prompt;
   return update;
 }
@@ -26,6 +25,7 @@ worker::SlotUpdate slot_update(const Sequence& sequence) {
 /// The token after the run's last row is drawn.
 void sample(StepRun& run, PlannedRun& planned) {
   run.want = Want::kSample;
+  planned.samples = true;
   run.mask_pending = planned.mask_pending = planned.sequence->request.constraint != nullptr;
   ++planned.sequence->planned_tokens;
 }
@@ -137,8 +137,9 @@ void Scheduler::plan_prompt(Sequence& sequence, Draft& draft) {
     if (!logprobs) --draft.logit_rows_left;
   }
   if (logprobs) {
-    run.sample_after = run.want == Want::kSample;
+    run.sample_after = planned.samples;
     run.want = Want::kPromptLogprobs;
+    run.num_prompt_logprobs = sequence.request.prompt_logprobs;
     draft.logit_rows_left -= num_rows;
   }
   add_run(std::move(run), planned, draft);

@@ -19,8 +19,9 @@ namespace quern::engine {
 struct PlannedRun {
   Sequence* sequence = nullptr;  // lives at least until Scheduler::retire
   int32_t num_rows = 0;
-  bool ends_prompt = false;  // the run's last row is the prompt's last, for the first time
-  bool mask_pending = false;
+  bool ends_prompt = false;   // the run's last row is the prompt's last, for the first time
+  bool samples = false;       // a token is drawn after the last row
+  bool mask_pending = false;  // once its mask was sent
 };
 
 struct PlannedStep {

@@ -131,10 +131,19 @@ TEST(CommandLine, PrintsHelpAndVersion) {
   EXPECT_FALSE(sample.found);
 }
 
+TEST(CommandLine, SaysWhyThisBuildLacksACommandWhateverFollowsIt) {
+  const std::vector<Command> commands = {{.name = "serve", .summary = "sample", .why_absent = "built without a server"}};
+  const std::vector<std::string> arguments = {"serve", "model", "--port", "8000"};
+  const Result<Invocation> invocation = parse_command_line(commands, arguments);
+  ASSERT_FALSE(invocation);
+  EXPECT_THAT(invocation.error().message, HasSubstr("built without a server"));
+}
+
 TEST(CommandLine, EveryRealCommandHasASummaryAndHelp) {
   const std::vector<Command> commands = all_commands();
   for (const Command& command : commands) {
     EXPECT_FALSE(command.summary.empty()) << command.name;
+    if (!command.why_absent.empty()) continue;
     EXPECT_TRUE(command.run) << command.name;
     std::vector<std::string> arguments;
     for (size_t begin = 0; begin < command.name.size();) {

@@ -185,7 +185,7 @@ TEST_F(Config27B, PlanExitsWithThreeAndSaysWhatIsMissingWhenItDoesNotFit) {
 
 TEST(Program, TellsUsageErrorsFromFailures) {
   EXPECT_EQ(run_quern({}).exit_code, 2);
-  EXPECT_EQ(run_quern({"serve"}).exit_code, 2);
+  EXPECT_EQ(run_quern({"eval"}).exit_code, 2);
   EXPECT_EQ(run_quern({"plan", "x", "--frobnicate"}).exit_code, 2);
   const ProgramResult missing = run_quern({"plan", "/nowhere/at/all"});
   EXPECT_EQ(missing.exit_code, 1);

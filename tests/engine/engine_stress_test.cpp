@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -89,7 +90,7 @@ void walk_at_random(uint64_t seed, int32_t num_ops, const EngineSetup& setup) {
       const auto running = [&all](size_t i) { return !all[i].finish; };
       while (engine.control().permits() > 0 && std::any_of(unfinished.begin(), unfinished.end(), running)) {
         for (const size_t i : unfinished) read_events(all[i], false);
-        std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
       }
     }
   }

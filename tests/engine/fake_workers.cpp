@@ -91,7 +91,7 @@ FakeWorkers::FakeWorkers(const worker::WorkerLimits& limits, const FakeWorkersOp
   if (!options_.own_thread) return;
   thread_ = std::jthread([this] {
     while (const std::optional<StepPlan> plan = plans_.pop()) {
-      if (options_.max_delay_us > 0 && delays_.next() % 4 == 0)
+      if (options_.max_delay_us > 0 && delays_.next() % 16 == 0)
         std::this_thread::sleep_for(std::chrono::microseconds(delays_.next() % static_cast<uint64_t>(options_.max_delay_us)));
       results_.push(execute(*plan));
     }
@@ -289,7 +289,7 @@ void FakeWorkers::compute(const StepRun& run, RunResult& result) {
     ++slot.cursor;
     if (run.want != Want::kPromptLogprobs) continue;
     const int32_t following = row + 1 < run.num_rows ? run.tokens[static_cast<size_t>(row) + 1] : run.following_token;
-    if (following >= 0) result.prompt_logprobs.push_back(model_.logprobs(slot.state, following, slot.sampling.num_logprobs));
+    if (following >= 0) result.prompt_logprobs.push_back(model_.logprobs(slot.state, following, run.num_prompt_logprobs));
   }
   slot.last_token.reset();
 }
