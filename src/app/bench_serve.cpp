@@ -57,6 +57,7 @@ PlannedRequest plan_request(const BenchServeOptions& options, const std::string&
       random_prompt(seed, random_length(seed * 2, options.input_len, options.range_ratio), options.vocab_size);
   const int32_t output_len = random_length(seed * 2 + 1, options.output_len, options.range_ratio);
   Json body{{"model", model}, {"stream", true}, {"stream_options", {{"include_usage", true}}}, {"temperature", 0.0}};
+  body["return_token_ids"] = true;  // where it is known, every token is an event, also one without text of its own
   if (options.ignore_eos) body["ignore_eos"] = true;
   if (options.backend == ServeBackend::kCompletions) {
     body["prompt"] = prompt;

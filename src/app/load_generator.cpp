@@ -78,22 +78,18 @@ class Transfer {
     }
   }
 
-  /// Whether a chunk carries news of the output; one with the role or the end alone does not.
+  /// Whether a chunk carries a token: its id, or text where the server sends no ids. One with the role or the end alone does not.
   [[nodiscard]] bool has_token(const Json& choice) const {
     if (!choice.is_object()) return false;
-    if (backend_ == ServeBackend::kCompletions) {
-      const auto text = choice.find("text"), ids = choice.find("token_ids"), end = choice.find("finish_reason");
-      const bool has_ids = ids != choice.end() && ids->is_array() && !ids->empty();
-      const bool is_end = end != choice.end() && !end->is_null();
-      return text != choice.end() && (has_ids || !is_end || *text != "");
-    }
+    if (const auto ids = choice.find("token_ids"); ids != choice.end() && ids->is_array()) return !ids->empty();
+    const auto has_text = [](const Json& object, const char* key) {
+      const auto text = object.find(key);
+      return text != object.end() && text->is_string() && !text->get_ref<const std::string&>().empty();
+    };
+    if (backend_ == ServeBackend::kCompletions) return has_text(choice, "text");
     const auto delta = choice.find("delta");
     if (delta == choice.end() || !delta->is_object()) return false;
-    const auto has_text = [&](const char* key) {
-      const auto text = delta->find(key);
-      return text != delta->end() && text->is_string() && !text->get_ref<const std::string&>().empty();
-    };
-    return has_text("content") || has_text("reasoning_content") || has_text("reasoning");
+    return has_text(*delta, "content") || has_text(*delta, "reasoning_content") || has_text(*delta, "reasoning");
   }
 
   void take_token(Clock::time_point now) {
