@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The shipped files in Hugging Face transformers and in model.py: equal logits, perplexity of heldout.txt, drafts on it; writes reference.json.
 
-  check_export.py MODEL_DIR DATA_DIR [--windows N]
+  check_export.py MODEL_DIR DATA_DIR [--windows N] [--threads N] [--out FILE]
 
 Perplexity protocol: tokens of the whole file, nothing added; consecutive windows of 1024 tokens (the last one shorter), each from an empty
 context and scored from its second token; exp of the mean negative log-likelihood over all scored tokens. Log-softmax in fp32.
@@ -44,8 +44,10 @@ def main():
     parser.add_argument("model_dir")
     parser.add_argument("data_dir")
     parser.add_argument("--windows", type=int, default=10**6)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", help="reference.json, by default in DATA_DIR")
     args = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(args.threads)
     tokenizer = Tokenizer.from_file(os.path.join(args.model_dir, "tokenizer.json"))
     with open(os.path.join(args.data_dir, "heldout.txt"), encoding="utf-8") as file:
         ids = tokenizer.encode(file.read()).ids
@@ -77,7 +79,7 @@ def main():
     nats, count = negative_log_likelihoods(lambda x: theirs(x).logits, ids, args.windows)
     reference["hf_bfloat16"] = {"nll_per_token": nats / count, "perplexity": math.exp(nats / count)}
     print("bfloat16", reference["hf_bfloat16"], flush=True)
-    with open(os.path.join(args.data_dir, "reference.json"), "w", encoding="utf-8") as file:
+    with open(args.out or os.path.join(args.data_dir, "reference.json"), "w", encoding="utf-8") as file:
         json.dump(reference, file, indent=1)
         file.write("\n")
 

@@ -121,6 +121,21 @@ class Runner:
 def evaluate(runner, corpus, scale):
     report = {}
     encode = lambda text: runner.tokenizer.encode(text).ids
+    by_source = collections.defaultdict(list)
+    for source, text in zip(corpus.sources, corpus.texts):
+        by_source[source].append(text)
+    totals = [0.0, 0, 0, 0]
+    for source, texts in sorted(by_source.items()):
+        part = runner.text_scores(encode("\n\n".join(texts[:max(1, int(8 * scale))])))
+        totals = [a + b for a, b in zip(totals, part)]
+        print(f"text {source}: perplexity {math.exp(part[0] / part[1]):.2f}, drafts agree {part[2] / part[3]:.3f}", flush=True)
+    report["perplexity"] = round(math.exp(totals[0] / totals[1]), 3)
+    report["agreement_on_text"] = round(totals[2] / totals[3], 4)
+    prompts = [encode(text)[:192] for text in corpus.texts[:max(2, int(64 * scale))]]
+    generated = runner.generate(prompts, 96, stop=False)
+    accepted, drafts = runner.acceptance(prompts, generated)
+    report["acceptance_text_continued"] = round(accepted / drafts, 4)
+    print(json.dumps(report), flush=True)
     sets = [("recall_256", 200, 40), ("recall_1k", 200, 40), ("recall_4k", 160, 40), ("arithmetic", 600, 90), ("tool_call", 300, 110),
             ("tool_answer", 150, 70), ("json", 200, 120), ("list", 300, 90), ("chat", 200, 60)]
     structured = [0, 0]
@@ -153,23 +168,7 @@ def evaluate(runner, corpus, scale):
         print(kind, json.dumps(report[kind]), f"{time.time() - started:.1f} s", flush=True)
     report["acceptance_structured"] = round(structured[0] / max(1, structured[1]), 4)
 
-    by_source = collections.defaultdict(list)
-    for source, text in zip(corpus.sources, corpus.texts):
-        by_source[source].append(text)
-    totals = [0.0, 0, 0, 0]
-    for source, texts in sorted(by_source.items()):
-        part = runner.text_scores(encode("\n\n".join(texts[:max(1, int(8 * scale))])))
-        totals = [a + b for a, b in zip(totals, part)]
-        print(f"text {source}: perplexity {math.exp(part[0] / part[1]):.2f}, drafts agree {part[2] / part[3]:.3f}", flush=True)
-    report["perplexity"] = round(math.exp(totals[0] / totals[1]), 3)
-    report["agreement_on_text"] = round(totals[2] / totals[3], 4)
-    prompts = [encode(text)[:192] for text in corpus.texts[:max(2, int(64 * scale))]]
-    generated = runner.generate(prompts, 96, stop=False)
-    accepted, drafts = runner.acceptance(prompts, generated)
-    report["acceptance_text_continued"] = round(accepted / drafts, 4)
     print(json.dumps({k: v for k, v in report.items() if not isinstance(v, dict)}))
-    for i in range(3):
-        print("CONTINUED:", runner.tokenizer.decode(prompts[i][-30:]), "=>", runner.tokenizer.decode(generated[i][:60]))
     return report, examples
 
 
