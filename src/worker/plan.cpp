@@ -88,11 +88,11 @@ struct UnknownKernels {
   }
 };
 
-Result<void> check_kernel_names(const ops::KernelTable& table, const WorkerOptions& options, const Problems& problems) {
+Result<void> check_kernel_names(const ops::KernelTable& table, const WorkerOptions& options, const Problems& problems, bool with_mtp) {
   UnknownKernels check{table, options.kernels, {}, {}};
-  problems.for_each(true, check);
+  problems.for_each(with_mtp, check);
   for (const auto& [op, candidate] : options.kernels)
-    if (!check.ops_seen.contains(op)) check.faults.push_back(fmt::format("--kernel {}={}: there is no op {}; ops are {}", op, candidate, op, fmt::join(check.ops_seen, ", ")));
+    if (!check.ops_seen.contains(op)) check.faults.push_back(fmt::format("--kernel {}={}: this model has no op {}; it has {}", op, candidate, op, fmt::join(check.ops_seen, ", ")));
   if (!check.faults.empty()) return invalid_argument("{}", fmt::join(check.faults, "; "));
   return {};
 }
@@ -286,7 +286,7 @@ Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig
 
   const Problems problems(plan.config, plan.inventory, numerics);
   const ops::KernelTable& table = backends::kernel_table(traits.platform);
-  RETURN_IF_ERROR(check_kernel_names(table, options, problems));
+  RETURN_IF_ERROR(check_kernel_names(table, options, problems, plan.with_mtp));
   ops::SelectionRules rules;
   rules.forced = options.kernels;
   Chooser chooser(table, plan.traits, rules);

@@ -15,7 +15,9 @@ using quern::testing::Scheme;
 std::filesystem::path tiny_fp8() {
   static quern::testing::TemporaryFolder folder;
   const auto path = folder.path() / "tiny";
-  if (!std::filesystem::exists(path)) EXPECT_OK(quern::testing::tiny_reference(Scheme::kFp8Block, path));
+  if (!std::filesystem::exists(path)) {
+    EXPECT_OK(quern::testing::tiny_reference(Scheme::kFp8Block, path));
+  }
   return path;
 }
 
@@ -265,7 +267,7 @@ TEST_P(Invariance, SpeculationWithDraftsOfAnyQualityGivesTheSameTextAsNone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, Invariance, ::testing::Values(ModelDType::kBFloat16, ModelDType::kFloat32),
-                         [](const auto& info) { return info.param == ModelDType::kFloat32 ? "float32" : "bfloat16"; });
+                         [](const auto& test) { return test.param == ModelDType::kFloat32 ? "float32" : "bfloat16"; });
 
 }  // namespace
 }  // namespace quern::worker
