@@ -149,6 +149,18 @@ double decode_share(const ExecutionPlan& plan) {
   CHECK_UNREACHABLE();
 }
 
+/// The cheapest way out of a plan whose weights and one sequence are `smallest` bytes.
+std::string what_would_fit(const ExecutionPlan& plan, uint64_t smallest) {
+  const auto share = [&](uint64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(plan.memory.device_bytes); };
+  if (share(smallest) < 0.98) return fmt::format("--gpu-memory-utilization {:.2f} would fit", share(smallest) + 0.01);
+  uint64_t wide = 0;  // what runtime fp8 would save
+  for (const auto& [name, linear] : plan.inventory.linears)
+    if (!ops::is_fp8(linear.scheme) && name.find("_proj.") != std::string::npos) wide += linear.packed_bytes() / 2;
+  if (wide > 0 && !plan.options.load.quantize_fp8 && smallest - wide <= plan.memory.budget_bytes)
+    return fmt::format("--quantization fp8 would save about {} and fit", gib(wide));
+  return fmt::format("a device with {} would fit", gib(static_cast<uint64_t>(static_cast<double>(smallest) / plan.options.memory_utilization)));
+}
+
 /// Divides the budget: weights and workspace first, then sequences, then KV blocks.
 void lay_out_memory(ExecutionPlan& plan, const Sizes& sizes) {
   const WorkerOptions& options = plan.options;
@@ -182,9 +194,10 @@ void lay_out_memory(ExecutionPlan& plan, const Sizes& sizes) {
   const uint64_t smallest = fixed + memory.slot_bytes + memory.block_bytes;
   if (smallest > memory.budget_bytes) {
     plan.fits = false;
-    plan.verdict = fmt::format("does not fit: weights {} + workspace {} + one sequence {} = {}, but {} of {}'s {} may be used (--gpu-memory-utilization {})",
+    plan.verdict = fmt::format("does not fit: weights {} + workspace {} + one sequence {} = {}, but {} of {}'s {} may be used (--gpu-memory-utilization {}); {}",
                                gib(memory.weights_bytes), gib(memory.workspace_bytes + memory.snapshot_bytes), gib(memory.slot_bytes + memory.block_bytes),
-                               gib(smallest), gib(memory.budget_bytes), plan.traits.name, gib(memory.device_bytes), options.memory_utilization);
+                               gib(smallest), gib(memory.budget_bytes), plan.traits.name, gib(memory.device_bytes), options.memory_utilization,
+                               what_would_fit(plan, smallest));
     return;
   }
   uint64_t left = memory.budget_bytes - fixed;
