@@ -224,6 +224,8 @@ TEST_P(EngineWith, IgnoresNewsOfRequestsThatAreGone) {
 
 TEST_P(EngineWith, EndsWhereAStopStringMatchedAndCountsUsageToThere) {
   RunningEngine engine(setup());
+  engine.control().hold();
+  engine.control().release(7);  // the prompt and six tokens more: the request is far from its end when the match is told
   const std::vector<int32_t> prompt = make_prompt(30, 4);
   const auto stream = engine.submit(make_request(prompt, 900));
   std::vector<int32_t> tokens;
@@ -232,6 +234,7 @@ TEST_P(EngineWith, EndsWhereAStopStringMatchedAndCountsUsageToThere) {
     tokens.insert(tokens.end(), event.tokens.begin(), event.tokens.end());
   }
   stream->stop_at(5);
+  engine.control().open();
   const TokenEvent end = read_all(*stream);
   EXPECT_THAT(end.tokens, IsEmpty());
   EXPECT_EQ(end.finish->reason, FinishReason::kStop);
