@@ -47,12 +47,12 @@ class Chooser {
     const std::string text = describe(problem);
     for (OpChoice& known : choices_) {
       if (known.op == Op::kName && known.problem == text) {
-        known.wanted_by += fmt::format(", {}", wanted_by);
+        ++known.num_wanting;
         return;
       }
     }
     const ops::Choice<Op> choice = ops::select(table_.list<Op>(), problem, traits_, rules_);
-    OpChoice entry{std::string(Op::kName), text, wanted_by, {}, {}};
+    OpChoice entry{std::string(Op::kName), text, wanted_by, 1, {}, {}};
     if (choice.chosen != nullptr) entry.candidate = choice.chosen->name;
     for (const auto& answer : choice.answers)
       entry.answers.push_back({std::string(answer.candidate), answer.verdict.reason, answer.verdict.accepted});
@@ -274,6 +274,7 @@ std::string ExecutionPlan::refusals() const {
     if (!choice.candidate.empty()) continue;
     ++num_refused;
     text += fmt::format("\n  {} {}  wanted by {}", choice.op, choice.problem, choice.wanted_by);
+    if (choice.num_wanting > 1) text += fmt::format(" and {} more", choice.num_wanting - 1);
     for (const OpChoice::Answer& answer : choice.answers) text += fmt::format("\n    {:<16} {}", answer.candidate, answer.reason);
   }
   if (num_refused == 0) return {};

@@ -18,7 +18,9 @@ namespace quern::worker {
 
 /// One op on one problem: what every candidate said, and who asks for it.
 struct OpChoice {
-  std::string op, problem, wanted_by;
+  std::string op, problem;
+  std::string wanted_by;      // the first place in the model that asks
+  int32_t num_wanting = 0;    // places that ask
   std::string candidate;  // empty: none took it
   struct Answer {
     std::string candidate, reason;
