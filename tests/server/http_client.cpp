@@ -52,7 +52,7 @@ std::vector<Json> ClientResponse::chunks() const {
 
 HttpClient::HttpClient(uint16_t port) {
   socket_ = ::socket(AF_INET, SOCK_STREAM, 0);
-  const timeval timeout{30, 0};
+  const timeval timeout{300, 0};
   ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   sockaddr_in address{};
   address.sin_family = AF_INET;

@@ -25,7 +25,7 @@ struct ClientResponse {
   [[nodiscard]] std::vector<Json> chunks() const;
 };
 
-/// A plain blocking HTTP/1.1 client over one socket, which also lets tests send what is not HTTP. Reads give up after 30 seconds
+/// A plain blocking HTTP/1.1 client over one socket, which also lets tests send what is not HTTP. Reads give up after five minutes
 /// without a byte, so that a hanging server fails a test instead of stopping it.
 class HttpClient {
  public:

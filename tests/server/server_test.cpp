@@ -183,7 +183,7 @@ TEST_F(ServerApi, ALargePromptDoesNotHoldUpOthers) {
   engine_.mutable_limits().num_blocks = 1 << 14;
   start();
   std::string words;
-  while (words.size() < 2'000'000) words += "many words without end ";
+  while (words.size() < 400'000) words += "many words without end ";
   Json body = chat_body("{}");
   body["messages"][0]["content"] = words;
   HttpClient large(port());
@@ -193,7 +193,7 @@ TEST_F(ServerApi, ALargePromptDoesNotHoldUpOthers) {
   const auto response = large.read_response();
   ASSERT_TRUE(response);
   EXPECT_EQ(response->status, 200);
-  EXPECT_GT(response->json()["usage"]["prompt_tokens"], 100'000);
+  EXPECT_GT(response->json()["usage"]["prompt_tokens"], 50'000);
 }
 
 }  // namespace
