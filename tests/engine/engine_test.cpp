@@ -195,9 +195,12 @@ TEST_P(EngineWith, CancelsARequestDuringItsPromptWithoutHarmToOthers) {
 
 TEST_P(EngineWith, CancelsARequestThatDecodes) {
   RunningEngine engine(setup());
+  engine.control().hold();
+  engine.control().release(3);
   const auto stream = engine.submit(make_request(make_prompt(10, 1), 1000));
   stream->next();
   stream->cancel();
+  engine.control().open();
   const TokenEvent end = read_all(*stream);
   EXPECT_EQ(end.finish->reason, FinishReason::kCancelled);
   EXPECT_THAT(end.tokens, IsEmpty());
@@ -207,7 +210,9 @@ TEST_P(EngineWith, CancelsARequestThatDecodes) {
 
 TEST_P(EngineWith, CancelsWhenTheStreamIsDestroyed) {
   RunningEngine engine(setup());
+  engine.control().hold();
   for (uint64_t i = 0; i < 10; ++i) engine.submit(make_request(make_prompt(100, i), 500)).reset();
+  engine.control().open();
   EXPECT_EQ(read_all(*engine.submit(make_request(make_prompt(10, 2), 30))).tokens, engine.expected(make_prompt(10, 2), 30));
   engine.expect_all_free();
   EXPECT_EQ(engine->stats().requests_cancelled, 10u);
@@ -350,9 +355,12 @@ TEST_P(EngineWith, CancelsWhatIsLeftWhenTheTimeToDrainIsOver) {
 }
 
 TEST_P(EngineWith, CancelsRunningRequestsWhenItEndsAndStreamsLiveOn) {
-  RunningEngine engine(setup());
+  EngineSetup large = setup();
+  large.limits.max_model_len = 100000;  // none is near its end when the engine goes
+  large.limits.num_blocks = 2000;
+  RunningEngine engine(large);
   std::vector<std::unique_ptr<RequestStream>> streams;
-  for (uint64_t i = 0; i < 6; ++i) streams.push_back(engine.submit(make_request(make_prompt(100, i), 900)));
+  for (uint64_t i = 0; i < 6; ++i) streams.push_back(engine.submit(make_request(make_prompt(100, i), 90000)));
   streams[0]->next();
   engine.stop();
   for (const auto& stream : streams) EXPECT_EQ(read_all(*stream).finish->reason, FinishReason::kCancelled);
