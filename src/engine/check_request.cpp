@@ -1,6 +1,7 @@
 #include "engine/check_request.h"
 
 #include <cmath>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -8,10 +9,6 @@
 
 namespace quern::engine {
 namespace {
-
-// The sampler's tables are this large (ops/sample.h; a test compares).
-constexpr size_t kMaxStopIds = 64, kMaxLogitBias = 1024;
-constexpr int32_t kMaxLogprobs = 20;
 
 template <class... Args>
 Error wrong(std::string_view field, fmt::format_string<Args...> format, Args&&... args) {
@@ -36,9 +33,9 @@ Result<void> check_sampling(const SamplingParams& sampling, int32_t vocab_size) 
   if (sampling.num_logprobs < -1 || sampling.num_logprobs > kMaxLogprobs)
     return wrong("logprobs", "at most {} log-probabilities are returned for a token, not {}", kMaxLogprobs, sampling.num_logprobs);
   if (sampling.min_tokens < 0) return wrong("min_tokens", "min_tokens must be at least 0, not {}", sampling.min_tokens);
-  if (sampling.stop_ids.size() > kMaxStopIds)
+  if (std::ssize(sampling.stop_ids) > kMaxStopIds)
     return wrong("stop_token_ids", "at most {} token ids can end a request, not {}", kMaxStopIds, sampling.stop_ids.size());
-  if (sampling.logit_bias.size() > kMaxLogitBias)
+  if (std::ssize(sampling.logit_bias) > kMaxLogitBias)
     return wrong("logit_bias", "logit_bias names at most {} tokens, not {}", kMaxLogitBias, sampling.logit_bias.size());
   for (const auto& [token, bias] : sampling.logit_bias) {
     if (token < 0 || token >= vocab_size)

@@ -13,6 +13,9 @@
 
 namespace quern::engine {
 
+using worker::kMaxLogitBias;
+using worker::kMaxLogprobs;
+using worker::kMaxStopIds;
 using worker::SamplingParams;
 using worker::TokenLogprobs;
 

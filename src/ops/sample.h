@@ -5,10 +5,6 @@
 
 namespace quern::ops {
 
-inline constexpr int32_t kMaxLogprobs = 20;
-inline constexpr int32_t kMaxLogitBias = 1024;
-inline constexpr int32_t kMaxStopIds = 64;
-
 /// SamplingParams of one slot as kernels read them.
 struct SlotSampling {
   float temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty;

@@ -6,6 +6,11 @@
 
 namespace quern::ops {
 
+// What the sampler's tables hold for a sequence; a request for more is refused.
+inline constexpr int32_t kMaxLogprobs = 20;
+inline constexpr int32_t kMaxLogitBias = 1024;
+inline constexpr int32_t kMaxStopIds = 64;
+
 /// How tokens of one sequence are chosen. Transforms are applied in one order: logit bias, penalties, grammar mask, temperature, top-k, top-p, min-p.
 struct SamplingParams {
   float temperature = 1.0f;          // 0 (or below 1e-5): greedy

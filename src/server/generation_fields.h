@@ -18,7 +18,7 @@ struct RequestLimits {
 };
 
 inline constexpr int32_t kMaxChoices = 16;
-inline constexpr int32_t kMaxLogprobs = 20;
+using engine::kMaxLogprobs;
 inline constexpr size_t kMaxStopStrings = 16;
 inline constexpr size_t kMaxStopBytes = 4096;
 

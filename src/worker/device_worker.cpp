@@ -30,7 +30,8 @@ void DeviceWorker::work() {
   while (std::optional<StepPlan> plan = plans_.pop()) {
     const auto masks = [&] {
       std::optional<StepMasks> arrived = masks_.pop();
-      if (!arrived) return StepMasks{plan->step, {}};  // shutting down
+      while (arrived && arrived->step < plan->step) arrived = masks_.pop();  // of steps that failed before they asked
+      if (!arrived) return StepMasks{plan->step, {}};                        // shutting down
       CHECK(arrived->step == plan->step);
       return std::move(*arrived);
     };

@@ -136,7 +136,8 @@ double decode_bytes(const ExecutionPlan& plan, const Sizes& sizes) {
   return bytes;
 }
 
-/// Share of the read bandwidth that decode reaches with the chosen kernels; measured, see docs/performance.md.
+/// Share of the read bandwidth that decode is expected to reach with the chosen kernels. Seen: 0.90 with the CPU's vector kernels (docs/performance.md).
+/// The others are targets or guesses, no measurements: no CUDA or OpenCL kernel exists yet, and plain is not meant to be fast.
 double decode_share(const ExecutionPlan& plan) {
   const bool plain = std::any_of(plan.choices.begin(), plan.choices.end(), [](const OpChoice& c) {
     return (c.op == "mlp_in" || c.op == "down_residual") && c.candidate.ends_with(".plain");
@@ -250,6 +251,13 @@ void lay_out_memory(ExecutionPlan& plan, const Sizes& sizes) {
                              static_cast<int64_t>(limits.num_blocks) * ops::kGrid);
 }
 
+/// Attention layers of the plan whose k and v scales are both in the checkpoint.
+int64_t count_kv_scales(const ExecutionPlan& plan) {
+  return std::count_if(plan.inventory.kv_scales.begin(), plan.inventory.kv_scales.end(), [&](const auto& entry) {
+    return (entry.first >= 0 || plan.with_mtp) && !entry.second.k.empty() && !entry.second.v.empty();
+  });
+}
+
 Result<void> check_options(const WorkerOptions& options, const model::ModelConfig& config) {
   std::vector<std::string> faults;
   if (options.tp_size != 1 || options.pp_size != 1)
@@ -297,6 +305,12 @@ Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig
   plan.activation = numerics.activation;
   plan.kv = numerics.kv;
   plan.ring = numerics.ring;
+
+  if (plan.kv == DType::kE4M3) {
+    const int64_t num_layers = plan.config.num_attention_layers() + (plan.with_mtp ? 1 : 0);
+    const int64_t unscaled = num_layers - count_kv_scales(plan);
+    if (unscaled > 0) plan.notes.push_back(fmt::format("FP8 KV cache: {} of {} attention layers have no k and v scales in the checkpoint; 1.0 is used", unscaled, num_layers));
+  }
 
   const Problems problems(plan.config, plan.inventory, numerics);
   const ops::KernelTable& table = backends::kernel_table(traits.platform);

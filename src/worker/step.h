@@ -15,6 +15,9 @@
 
 namespace quern::worker {
 
+using ops::kMaxLogitBias;
+using ops::kMaxLogprobs;
+using ops::kMaxStopIds;
 using ops::RowKind;
 using ops::SamplingParams;
 using ops::TokenLogprobs;

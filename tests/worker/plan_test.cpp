@@ -49,6 +49,19 @@ TEST(Plan, DeclaredFp8KvHalvesTheBlocks) {
   EXPECT_EQ(plan->memory.block_bytes, 32768u * 64);
 }
 
+TEST(Plan, SaysWhereTheFp8CacheHasNoScales) {
+  WorkerOptions options;
+  options.load.with_mtp = false;
+  options.kv_cache_dtype = KvCacheDType::kFp8;
+  const auto plan = plan_27b("config.fp8.json", "h200", options);
+  ASSERT_OK(plan);
+  EXPECT_THAT(plan->notes, ::testing::Contains(HasSubstr("16 of 16 attention layers have no k and v scales")));
+  options.kv_cache_dtype = KvCacheDType::kAuto;
+  const auto wide = plan_27b("config.fp8.json", "h200", options);
+  ASSERT_OK(wide);
+  EXPECT_THAT(wide->notes, ::testing::Not(::testing::Contains(HasSubstr("k and v scales"))));
+}
+
 TEST(Plan, SaysWhatDoesNotFitAndWhatWould) {
   const auto fp8 = plan_27b("config.fp8.json", "b60");
   ASSERT_OK(fp8);

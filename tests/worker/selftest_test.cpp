@@ -101,7 +101,9 @@ TEST_F(SelfTest, PassesEveryCandidateOfThisMachine) {
   table_ = cpu_table();
   const SelfTestReport found = report();
   EXPECT_THAT(found.faults, IsEmpty());
-  if (device_->traits().avx2) EXPECT_GT(found.num_tested, 5);
+  if (device_->traits().avx2) {
+    EXPECT_GT(found.num_tested, 5);
+  }
 }
 
 /// Puts plain under another name in front of plain, for every op.
