@@ -7,6 +7,8 @@
 #include "backends/cpu/cpu_info.h"
 #include "backends/cpu/device.h"
 #include "backends/cpu/kernel_table.h"
+#include "backends/cuda/device.h"
+#include "backends/cuda/device_code.h"
 #include "backends/cuda/kernel_table.h"
 #include "backends/known_cards.h"
 #include "backends/opencl/kernel_table.h"
@@ -53,9 +55,13 @@ Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const De
     if (options.num_threads < 0) return invalid_argument("{} threads: a positive number, or 0 for one per core", options.num_threads);
     return std::unique_ptr<ops::Device>(std::make_unique<cpu::Device>(options.num_threads));
   }
-  if (platform == "cuda" || platform == "opencl")
-    return make_error(ErrorCode::kUnsupported, "device '{}': {}; --device cpu works", name,
-                      kernel_table(platform == "cuda" ? ops::Platform::kCuda : ops::Platform::kOpenCl).embed.why_absent());
+  if (platform == "cuda") {
+    auto device = cuda::Device::open(ordinal, {.inspectable = options.inspectable});
+    if (!device) return make_error(device.error().code, "device '{}': {}; --device cpu works", name, device.error().message);
+    return std::unique_ptr<ops::Device>(std::move(*device));
+  }
+  if (platform == "opencl")
+    return make_error(ErrorCode::kUnsupported, "device '{}': {}; --device cpu works", name, opencl::kKernelTable.embed.why_absent());
   return invalid_argument("unknown device '{}': cpu, cuda:N and opencl:N are known", name);
 }
 
@@ -76,6 +82,12 @@ Result<ops::DeviceTraits> traits_by_name(std::string_view name) {
       traits.num_cores = card.num_cores;
       traits.architecture = card.architecture;
       traits.fp8_matrix = card.fp8_matrix;
+      if (card.platform == ops::Platform::kCuda) {
+        if (const auto covered = cuda::build_covers(card.architecture); !covered) {
+          traits.device_code = false;
+          traits.why_no_device_code = covered.error().message;
+        }
+      }
       return traits;
     }
   if (wanted.starts_with("cuda") || wanted.starts_with("opencl")) {
@@ -100,10 +112,11 @@ std::vector<std::string> describe_devices() {
                                       {cpu.avx512_bf16, "avx512_bf16"},
                                       {cpu.amx_bf16, "amx_bf16"}})
     if (present) features.emplace_back(name);
-  return {fmt::format("cpu     {}, {} threads, {:.1f} GiB, {}", cpu.name, cpu.num_cores,
-                      static_cast<double>(cpu.memory_bytes) / (1ull << 30), fmt::join(features, " ")),
-          fmt::format("cuda    none: {}", cuda::kKernelTable.embed.why_absent()),
-          fmt::format("opencl  none: {}", opencl::kKernelTable.embed.why_absent())};
+  std::vector<std::string> lines{fmt::format("cpu     {}, {} threads, {:.1f} GiB, {}", cpu.name, cpu.num_cores,
+                                             static_cast<double>(cpu.memory_bytes) / (1ull << 30), fmt::join(features, " "))};
+  for (std::string& line : cuda::describe_devices()) lines.push_back(std::move(line));
+  lines.push_back(fmt::format("opencl  none: {}", opencl::kKernelTable.embed.why_absent()));
+  return lines;
 }
 
 }  // namespace quern::backends

@@ -16,7 +16,8 @@ namespace quern::backends {
 const ops::KernelTable& kernel_table(ops::Platform platform);
 
 struct DeviceOptions {
-  int num_threads = 0;  // CPU: 0 = one per core
+  int num_threads = 0;       // CPU: 0 = one per core
+  bool inspectable = false;  // for tests: TensorView::data() is readable on the host, and a launch has ended when enqueue returns
 };
 
 /// Opens one device by name: "cpu", "cpu:0", "cuda:0", "opencl:0". Errors say what is missing (driver, card, build) and what would work.

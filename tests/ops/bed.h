@@ -37,11 +37,30 @@ class Random {
   SplitMix64 bits_;
 };
 
+/// Which candidate the program tests: QUERN_TEST_CANDIDATE, cpu.plain without it. CTest runs the program once for each.
+inline std::string candidate_under_test() {
+  const char* name = std::getenv("QUERN_TEST_CANDIDATE");
+  return name != nullptr ? name : "cpu.plain";
+}
+/// Its platform, and the first device of that; where it is not the CPU, all beds share it.
+inline std::string platform_under_test() { return candidate_under_test().substr(0, candidate_under_test().find('.')); }
+inline Result<std::unique_ptr<Device>> open_device_under_test(int num_threads = 2) {
+  return backends::open_device(platform_under_test(), {.num_threads = num_threads, .inspectable = true});
+}
+
 class Bed {
  public:
-  explicit Bed(int num_threads = 2) : device_(backends::open_device("cpu", {.num_threads = num_threads}).value()) {
+  explicit Bed(int num_threads = 2) {
+    if (platform_under_test() == "cpu") {
+      own_device_ = open_device_under_test(num_threads).value();
+      device_ = own_device_.get();
+    } else {
+      static const std::unique_ptr<Device> shared = open_device_under_test().value();
+      device_ = shared.get();
+    }
     stream_ = device_->make_stream().value();
   }
+  ~Bed() { EXPECT_OK(stream_->finish()); }
 
   Device& device() { return *device_; }
   Stream& stream() { return *stream_; }
@@ -114,18 +133,12 @@ class Bed {
  private:
   Buffer* buffer(size_t size_bytes) { return buffers_.emplace_back(device_->allocate(size_bytes, "test").value()).get(); }
 
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<Device> own_device_;
+  Device* device_ = nullptr;
   std::unique_ptr<Stream> stream_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
 };
 
-/// The kernel of the candidate named `name`; the test fails where it refuses the problem.
-
-/// Which candidate the program tests: QUERN_TEST_CANDIDATE, cpu.plain without it. CTest runs the program once for each.
-inline std::string candidate_under_test() {
-  const char* name = std::getenv("QUERN_TEST_CANDIDATE");
-  return name != nullptr ? name : "cpu.plain";
-}
 /// Kernels of that candidate made so far; main() demands some, so that no fast path hides behind plain.
 inline int& num_kernels_under_test() {
   static int count = 0;
@@ -136,10 +149,11 @@ inline int& num_kernels_under_test() {
 template <class Op>
 std::unique_ptr<typename Op::Kernel> make_kernel(Bed& bed, const typename Op::Problem& problem) {
   const Candidate<Op>* chosen = nullptr;
-  for (const Candidate<Op>& candidate : backends::kernel_table(Platform::kCpu).list<Op>().candidates()) {
-    if (candidate.name != "cpu.plain" && candidate.name != candidate_under_test()) continue;
+  const std::string plain = platform_under_test() + ".plain";
+  for (const Candidate<Op>& candidate : backends::kernel_table(bed.device().traits().platform).template list<Op>().candidates()) {
+    if (candidate.name != plain && candidate.name != candidate_under_test()) continue;
     const Verdict verdict = candidate.accepts(problem, bed.device().traits());
-    EXPECT_TRUE(verdict.accepted || candidate.name != "cpu.plain") << verdict.reason;
+    EXPECT_TRUE(verdict.accepted || candidate.name != plain) << verdict.reason;
     if (verdict.accepted && chosen == nullptr) chosen = &candidate;
   }
   if (chosen == nullptr) {

@@ -2,13 +2,18 @@
 
 #include "ops/bed.h"
 
-// Runs the tests of ops with one candidate (QUERN_TEST_CANDIDATE) and fails if it was never chosen. Exit code 77: the processor lacks its instructions.
+// Runs the tests of ops with one candidate (QUERN_TEST_CANDIDATE) and fails if it was never chosen. Exit code 77: the machine lacks its device or instructions.
 
 int main(int argc, char** argv) {
   using namespace quern;
   ::testing::InitGoogleMock(&argc, argv);
   const std::string candidate = ops::testing::candidate_under_test();
-  const ops::DeviceTraits traits = backends::open_device("cpu", {}).value()->traits();
+  const auto device = ops::testing::open_device_under_test();
+  if (!device) {
+    std::printf("SKIPPED: %s\n", device.error().message.c_str());
+    return 77;
+  }
+  const ops::DeviceTraits traits = (*device)->traits();
   if ((candidate == "cpu.avx2" && !traits.avx2) || (candidate == "cpu.avx512" && !traits.avx512_vbmi)) {
     std::printf("SKIPPED: this processor cannot run %s\n", candidate.c_str());
     return 77;

@@ -1,10 +1,13 @@
 #include "backends/cuda/kernel_table.h"
 
+#include "backends/cuda/plain.h"
+
 namespace quern::cuda {
 
 namespace {
 
-constexpr ops::Absent kNone{"this build has no CUDA kernels"};
+constexpr ops::Absent kNone{"the CUDA platform has no kernel for it yet"};
+constexpr ops::Candidate<ops::Combine> kCombine[] = {{"cuda.plain", plain::accepts, plain::make}};
 
 }  // namespace
 
@@ -21,7 +24,7 @@ constinit const ops::KernelTable kKernelTable{
     .head = kNone,
     .sample = kNone,
     .state_copy = kNone,
-    .combine = kNone,
+    .combine = kCombine,
 };
 
 }  // namespace quern::cuda

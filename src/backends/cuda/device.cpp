@@ -1,0 +1,187 @@
+#include "backends/cuda/device.h"
+
+#include <algorithm>
+
+#include "backends/cuda/device_code.h"
+#include "backends/cuda/stream.h"
+
+namespace quern::cuda {
+
+namespace {
+
+constexpr int kOldestArchitecture = 80;
+
+/// Memory of one GPU, or host memory that it maps.
+class DeviceBuffer final : public ops::Buffer {
+ public:
+  DeviceBuffer(std::shared_ptr<Context> context, std::byte* address, size_t size_bytes, bool on_host)
+      : context_(std::move(context)), address_(address), size_bytes_(size_bytes), on_host_(on_host) {
+    context_->allocated_bytes.fetch_add(size_bytes_, std::memory_order_relaxed);
+  }
+  ~DeviceBuffer() override {
+    context_->allocated_bytes.fetch_sub(size_bytes_, std::memory_order_relaxed);
+    if (address_ == nullptr) return;
+    context_->make_current();
+    if (on_host_)
+      context_->driver.host_free(address_);
+    else
+      context_->driver.memory_free(reinterpret_cast<DeviceAddress>(address_));
+  }
+  [[nodiscard]] std::byte* address() const override { return address_; }
+  [[nodiscard]] size_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  std::shared_ptr<Context> context_;
+  std::byte* address_;
+  size_t size_bytes_;
+  bool on_host_;
+};
+
+int attribute(const Driver& driver, DeviceOrdinal device, int which) {
+  int value = 0;
+  return driver.device_attribute(&value, which, device) == kSuccess ? value : 0;
+}
+
+ops::DeviceTraits read_traits(const Driver& driver, DeviceOrdinal device) {
+  ops::DeviceTraits traits;
+  traits.platform = ops::Platform::kCuda;
+  char name[256] = "";
+  if (driver.device_name(name, sizeof name, device) == kSuccess) traits.name = name;
+  size_t bytes = 0;
+  if (driver.device_memory(&bytes, device) == kSuccess) traits.memory_bytes = bytes;
+  // Two transfers a clock on a bus of so many bits.
+  traits.read_bandwidth = 2e3 * attribute(driver, device, kAttributeMemoryClockKhz) * attribute(driver, device, kAttributeMemoryBusBits) / 8.0;
+  traits.num_cores = attribute(driver, device, kAttributeNumSms);
+  traits.architecture = attribute(driver, device, kAttributeComputeMajor) * 10 + attribute(driver, device, kAttributeComputeMinor);
+  traits.fp8_matrix = traits.architecture >= 89;
+  if (const auto covered = build_covers(traits.architecture); !covered) {
+    traits.device_code = false;
+    traits.why_no_device_code = covered.error().message;
+  }
+  return traits;
+}
+
+}  // namespace
+
+void Context::make_current() const {
+  thread_local ContextObject* current = nullptr;
+  if (current == handle) return;
+  if (driver.context_set(handle) == kSuccess) current = handle;
+}
+
+Result<std::unique_ptr<Device>> Device::open(int ordinal, const DeviceOptions& options) {
+  ASSIGN_OR_RETURN(const Driver* driver, Driver::load());
+  int count = 0;
+  if (driver->device_count(&count) != kSuccess || ordinal >= count)
+    return make_error(ErrorCode::kUnsupported, "there {} {} NVIDIA GPU{} here, counted from 0", count == 1 ? "is" : "are", count, count == 1 ? "" : "s");
+  DeviceOrdinal device = 0;
+  if (const Status status = driver->device_get(&device, ordinal); status != kSuccess)
+    return make_error(ErrorCode::kUnsupported, "the NVIDIA driver refuses the GPU: {}", driver->describe(status));
+  ops::DeviceTraits traits = read_traits(*driver, device);
+  if (traits.architecture < kOldestArchitecture)
+    return make_error(ErrorCode::kUnsupported, "{} is sm_{}; sm_{} and newer are supported", traits.name, traits.architecture, kOldestArchitecture);
+  if (!traits.device_code) return make_error(ErrorCode::kUnsupported, "{}: {}", traits.name, traits.why_no_device_code);
+  ContextObject* handle = nullptr;
+  if (const Status status = driver->context_retain(&handle, device); status != kSuccess)
+    return make_error(ErrorCode::kUnsupported, "{} cannot be used: {}", traits.name, driver->describe(status));
+  auto context = std::make_shared<Context>(*driver, device, handle, traits.name);
+  return std::unique_ptr<Device>(new Device(std::move(context), std::move(traits), options));
+}
+
+Device::Device(std::shared_ptr<Context> context, ops::DeviceTraits traits, const DeviceOptions& options)
+    : context_(std::move(context)),
+      traits_(std::move(traits)),
+      options_(options),
+      max_shared_bytes_(attribute(context_->driver, context_->device, kAttributeMaxSharedBytes)),
+      l2_bytes_(attribute(context_->driver, context_->device, kAttributeL2Bytes)) {}
+
+Device::~Device() {
+  context_->make_current();
+  for (const auto& [unit, module] : modules_) context_->driver.module_unload(module);
+}
+
+Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::string_view purpose) {
+  const Driver& driver = context_->driver;
+  context_->make_current();
+  if (size_bytes == 0) return std::unique_ptr<ops::Buffer>(std::make_unique<DeviceBuffer>(context_, nullptr, 0, false));
+  void* host = nullptr;
+  DeviceAddress address = 0;
+  const Status status = options_.inspectable ? driver.host_allocate(&host, size_bytes, kHostPortable | kHostDeviceMapped)
+                                             : driver.memory_allocate(&address, size_bytes);
+  if (status == kOutOfMemory) {
+    size_t free_bytes = 0, total_bytes = 0;
+    driver.memory_info(&free_bytes, &total_bytes);
+    return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes on {}, which has {} free; {} are already allocated", purpose, size_bytes, traits_.name,
+                      free_bytes, allocated_bytes());
+  }
+  if (status != kSuccess)
+    return make_error(ErrorCode::kInternal, "{} ({} bytes) cannot be allocated on {}: {}", purpose, size_bytes, traits_.name, driver.describe(status));
+  auto* start = options_.inspectable ? static_cast<std::byte*>(host) : reinterpret_cast<std::byte*>(address);
+  auto buffer = std::make_unique<DeviceBuffer>(context_, start, size_bytes, options_.inspectable);
+  if (options_.inspectable) {
+    std::fill_n(start, size_bytes, std::byte{0});
+  } else {
+    Status cleared = driver.fill(address, 0, size_bytes, nullptr);
+    if (cleared == kSuccess) cleared = driver.stream_synchronize(nullptr);
+    if (cleared != kSuccess) return make_error(ErrorCode::kInternal, "{} cannot be cleared on {}: {}", purpose, traits_.name, driver.describe(cleared));
+  }
+  return std::unique_ptr<ops::Buffer>(std::move(buffer));
+}
+
+Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
+  context_->make_current();
+  StreamObject* stream = nullptr;
+  if (const Status status = context_->driver.stream_create(&stream, kStreamNonBlocking); status != kSuccess)
+    return make_error(ErrorCode::kInternal, "{} makes no stream: {}", traits_.name, context_->driver.describe(status));
+  return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(context_, stream, options_.inspectable));
+}
+
+Result<FunctionObject*> Device::find_function(std::string_view unit, const char* name, int shared_bytes) {
+  const Driver& driver = context_->driver;
+  context_->make_current();
+  auto module = modules_.find(unit);
+  if (module == modules_.end()) {
+    const auto codes = device_code();
+    const auto code = std::find_if(codes.begin(), codes.end(), [&](const DeviceCode& c) { return c.unit == unit; });
+    if (code == codes.end()) return make_error(ErrorCode::kUnsupported, "this build has no device code '{}'", unit);
+    ModuleObject* loaded = nullptr;
+    if (const Status status = driver.module_load(&loaded, code->image.data()); status != kSuccess)
+      return make_error(ErrorCode::kUnsupported, "{} does not load the device code '{}': {}", traits_.name, unit, driver.describe(status));
+    module = modules_.emplace(unit, loaded).first;
+  }
+  FunctionObject* function = nullptr;
+  if (const Status status = driver.module_function(&function, module->second, name); status != kSuccess)
+    return make_error(ErrorCode::kInternal, "the device code '{}' has no kernel '{}': {}", unit, name, driver.describe(status));
+  if (shared_bytes > 48 << 10) {
+    if (shared_bytes > max_shared_bytes_)
+      return make_error(ErrorCode::kUnsupported, "kernel '{}' needs {} bytes of shared memory, {} has {}", name, shared_bytes, traits_.name, max_shared_bytes_);
+    if (const Status status = driver.function_set_attribute(function, kFunctionMaxDynamicSharedBytes, shared_bytes); status != kSuccess)
+      return make_error(ErrorCode::kInternal, "kernel '{}' gets no {} bytes of shared memory: {}", name, shared_bytes, driver.describe(status));
+  }
+  return function;
+}
+
+Device& cuda_device(ops::Device& device) {
+  CHECK(device.traits().platform == ops::Platform::kCuda);
+  return static_cast<Device&>(device);
+}
+
+std::vector<std::string> describe_devices() {
+  const auto driver = Driver::load();
+  if (!driver) return {fmt::format("cuda    none: {}", driver.error().message)};
+  int version = 0, count = 0;
+  (*driver)->driver_version(&version);
+  if ((*driver)->device_count(&count) != kSuccess || count == 0) return {"cuda    none: the NVIDIA driver finds no GPU"};
+  std::vector<std::string> lines;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    DeviceOrdinal device = 0;
+    if ((*driver)->device_get(&device, ordinal) != kSuccess) continue;
+    const ops::DeviceTraits traits = read_traits(**driver, device);
+    lines.push_back(fmt::format("cuda:{}  {}, sm_{}, {} SMs, {:.1f} GiB, driver for CUDA {}.{}{}", ordinal, traits.name, traits.architecture, traits.num_cores,
+                                static_cast<double>(traits.memory_bytes) / (1ull << 30), version / 1000, version % 1000 / 10,
+                                traits.device_code ? std::string() : fmt::format(" (not usable: {})", traits.why_no_device_code)));
+  }
+  return lines;
+}
+
+}  // namespace quern::cuda

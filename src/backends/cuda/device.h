@@ -1,0 +1,85 @@
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/cuda/function.h"
+#include "ops/device.h"
+
+namespace quern::cuda {
+
+/// The driver's context of one GPU; what a Device shares with the buffers and streams that may outlive it.
+struct Context {
+  const Driver& driver;
+  DeviceOrdinal device;
+  ContextObject* handle;
+  std::string device_name;
+  std::atomic<size_t> allocated_bytes{0};
+
+  Context(const Driver& d, DeviceOrdinal o, ContextObject* h, std::string name) : driver(d), device(o), handle(h), device_name(std::move(name)) {}
+  ~Context() { driver.context_release(device); }
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  /// Makes the context the calling thread's; every use of the driver begins with it, since devices are opened on one thread and used on another.
+  void make_current() const;
+};
+
+struct DeviceOptions {
+  /// For tests that read and write tensors with the host's pointers: memory is host memory that the GPU maps at the same address, and every launch is awaited.
+  bool inspectable = false;
+};
+
+/// One NVIDIA GPU, used by one worker thread.
+class Device final : public ops::Device {
+ public:
+  static Result<std::unique_ptr<Device>> open(int ordinal, const DeviceOptions& options = {});
+  ~Device() override;
+
+  [[nodiscard]] const ops::DeviceTraits& traits() const override { return traits_; }
+  /// 256-byte aligned.
+  Result<std::unique_ptr<ops::Buffer>> allocate(size_t size_bytes, std::string_view purpose) override;
+  Result<std::unique_ptr<ops::Stream>> make_stream() override;
+  [[nodiscard]] size_t allocated_bytes() const override { return context_->allocated_bytes.load(std::memory_order_relaxed); }
+
+  [[nodiscard]] const Context& context() const { return *context_; }
+  [[nodiscard]] int num_sms() const { return traits_.num_cores; }
+  /// Dynamic shared memory that one block may have.
+  [[nodiscard]] int max_shared_bytes() const { return max_shared_bytes_; }
+  [[nodiscard]] int l2_bytes() const { return l2_bytes_; }
+
+  /// Kernel `name` of `unit` (a .cu file of this folder), allowed to use `shared_bytes` of dynamic shared memory. The unit is loaded at its first use.
+  template <class Args>
+  Result<Function<Args>> function(std::string_view unit, const char* name, int shared_bytes = 0) {
+    ASSIGN_OR_RETURN(FunctionObject * handle, find_function(unit, name, shared_bytes));
+    return Function<Args>{handle, name};
+  }
+  /// Blocks of a kernel that fit one SM at a time.
+  template <class Args>
+  int blocks_per_sm(const Function<Args>& function, int threads, int shared_bytes) const {
+    int blocks = 0;
+    context_->make_current();
+    return context_->driver.occupancy(&blocks, function.handle, threads, static_cast<size_t>(shared_bytes)) == kSuccess ? blocks : 0;
+  }
+
+ private:
+  Device(std::shared_ptr<Context> context, ops::DeviceTraits traits, const DeviceOptions& options);
+  Result<FunctionObject*> find_function(std::string_view unit, const char* name, int shared_bytes);
+
+  std::shared_ptr<Context> context_;
+  ops::DeviceTraits traits_;
+  DeviceOptions options_;
+  int max_shared_bytes_ = 0, l2_bytes_ = 0;
+  std::map<std::string, ModuleObject*, std::less<>> modules_;
+};
+
+/// The Device behind an ops::Device of this platform.
+Device& cuda_device(ops::Device& device);
+
+/// What `doctor` says of every GPU, or of why there is none.
+std::vector<std::string> describe_devices();
+
+}  // namespace quern::cuda

@@ -1,0 +1,44 @@
+#include "backends/cuda/device_code.h"
+
+#include <charconv>
+
+namespace quern::cuda {
+
+namespace {
+
+struct Architecture {
+  int number = 0;            // 90
+  bool exact = false;        // 90a: runs on sm_90 alone
+  bool translated = false;   // 90-virtual
+};
+
+Architecture parse(std::string_view text) {
+  Architecture result;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), result.number);
+  CHECK(error == std::errc());
+  const std::string_view rest = text.substr(static_cast<size_t>(end - text.data()));
+  result.exact = rest.starts_with("a");
+  result.translated = rest.ends_with("-virtual");
+  return result;
+}
+
+bool runs_on(const Architecture& code, int device) {
+  if (code.exact) return code.number == device;
+  if (code.translated) return code.number <= device;
+  return code.number / 10 == device / 10 && code.number <= device;
+}
+
+}  // namespace
+
+Result<void> covers(std::span<const std::string_view> architectures, int device) {
+  for (const std::string_view architecture : architectures)
+    if (runs_on(parse(architecture), device)) return {};
+  return make_error(ErrorCode::kUnsupported, "sm_{} is not supported: this build has code for {}", device, fmt::join(architectures, ", "));
+}
+
+Result<void> build_covers(int device) {
+  if (device_code().empty()) return make_error(ErrorCode::kUnsupported, "this build has no CUDA kernels: it was made without nvcc");
+  return covers(code_architectures(), device);
+}
+
+}  // namespace quern::cuda

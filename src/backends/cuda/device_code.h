@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include "base/result.h"
+
+// What the build has compiled for GPUs: one image for every .cu file of this folder, with code for several architectures in it.
+
+namespace quern::cuda {
+
+struct DeviceCode {
+  std::string_view unit;  // the .cu file's name without its ending
+  std::span<const std::byte> image;
+};
+
+/// All units of this build; none where it was made without a CUDA compiler.
+std::span<const DeviceCode> device_code();
+/// Architectures in the images: "80", "90a" are machine code, "89-virtual" is code that a driver translates for anything newer.
+std::span<const std::string_view> code_architectures();
+/// Version of the compiler, 13000 for 13.0; 12000 in builds without one.
+int toolkit_version();
+
+/// Whether code for `architectures` runs on a device (90 for sm_90), or why not.
+Result<void> covers(std::span<const std::string_view> architectures, int device);
+/// The same for this build; a build without device code covers nothing.
+Result<void> build_covers(int device);
+
+}  // namespace quern::cuda

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+
+#include "backends/cuda/stream.h"
+#include "ops/kernel_table.h"
+
+// The candidates named "cuda.plain": right for every legal problem on every GPU, and simple. Each op has its file. Prompt and decode rows share one arithmetic:
+// every sum has an order fixed by the shape of the weight or by the token grid, never by the number of rows. Kernels read the tables of the step on the device, so
+// that launches can be replayed with new tables.
+
+namespace quern::cuda::plain {
+
+#define QUERN_PLAIN(Op)                                                                   \
+  ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits& traits); \
+  Result<std::unique_ptr<ops::Op::Kernel>> make(const ops::Op::Problem& problem, ops::Device& device);
+QUERN_PLAIN(Combine)
+#undef QUERN_PLAIN
+
+// What they share.
+
+inline std::string_view arithmetic_id(DType activation) { return activation == DType::kF32 ? "cuda.plain.f32" : "cuda.plain.bf16"; }
+
+inline ops::Verdict has_device_code(const ops::DeviceTraits& traits) {
+  return traits.device_code ? ops::accept() : ops::refuse("{}", traits.why_no_device_code);
+}
+inline ops::Verdict accepts_activation(const ops::DeviceTraits& traits, DType activation, ops::ActivationLayout layout = ops::ActivationLayout::kPlain) {
+  if (activation != DType::kF32 && activation != DType::kBF16)
+    return ops::refuse("activation dtype {} is not supported; f32 and bf16 are", dtype_name(activation));
+  if (layout != ops::ActivationLayout::kPlain) return ops::refuse("plain kernels take activations in plain layout");
+  return has_device_code(traits);
+}
+
+/// Blocks of `size` that cover `n`.
+inline unsigned blocks_for(int64_t n, int64_t size) { return static_cast<unsigned>((n + size - 1) / size); }
+
+}  // namespace quern::cuda::plain

@@ -1,0 +1,194 @@
+#include "backends/cuda/stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace quern::cuda {
+
+namespace {
+
+DeviceAddress address_of(const ops::TensorView& view) { return reinterpret_cast<DeviceAddress>(view.data<std::byte>()); }
+
+}  // namespace
+
+Result<PinnedMemory> PinnedMemory::allocate(std::shared_ptr<Context> context, size_t size_bytes) {
+  context->make_current();
+  void* data = nullptr;
+  if (const Status status = context->driver.host_allocate(&data, size_bytes, kHostPortable | kHostDeviceMapped); status != kSuccess)
+    return make_error(ErrorCode::kResourceExhausted, "{} bytes of host memory cannot be page-locked: {}", size_bytes, context->driver.describe(status));
+  return PinnedMemory(std::move(context), static_cast<std::byte*>(data), size_bytes);
+}
+PinnedMemory::~PinnedMemory() {
+  if (data_ == nullptr) return;
+  context_->make_current();
+  context_->driver.host_free(data_);
+}
+
+Result<Event> Event::create(std::shared_ptr<Context> context, bool timing) {
+  context->make_current();
+  EventObject* handle = nullptr;
+  if (const Status status = context->driver.event_create(&handle, timing ? kEventDefault : kEventDisableTiming); status != kSuccess)
+    return make_error(ErrorCode::kInternal, "{} makes no event: {}", context->device_name, context->driver.describe(status));
+  return Event(std::move(context), handle);
+}
+Event::~Event() {
+  if (handle_ == nullptr) return;
+  context_->make_current();
+  context_->driver.event_destroy(handle_);
+}
+
+Stream::Stream(std::shared_ptr<Context> context, StreamObject* handle, bool await_launches)
+    : context_(std::move(context)), handle_(handle), await_launches_(await_launches) {}
+
+Stream::~Stream() {
+  context_->make_current();
+  context_->driver.stream_synchronize(handle_);
+  context_->driver.stream_destroy(handle_);
+}
+
+bool Stream::succeeded(Status status, const char* what) {
+  if (status == kSuccess) return true;
+  if (!error_)
+    error_ = make_error(status == kOutOfMemory ? ErrorCode::kResourceExhausted : ErrorCode::kInternal, "{} on {} failed: {}{}", what, context_->device_name,
+                        context_->driver.describe(status),
+                        last_launch_ == nullptr ? std::string() : fmt::format(" (the last kernel launched is '{}')", last_launch_));
+  return false;
+}
+
+void Stream::enqueue_launch(FunctionObject* function, const char* name, const LaunchShape& shape, void* args) {
+  if (error_ || shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  context_->make_current();
+  LaunchAttribute attributes[2] = {};
+  unsigned num_attributes = 0;
+  if (shape.cluster.x * shape.cluster.y * shape.cluster.z != 1) {
+    LaunchAttribute& attribute = attributes[num_attributes++];
+    attribute.id = kLaunchCluster;
+    attribute.value.cluster = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
+  }
+  if (shape.programmatic) {
+    LaunchAttribute& attribute = attributes[num_attributes++];
+    attribute.id = kLaunchProgrammatic;
+    attribute.value.programmatic = 1;
+  }
+  const LaunchConfig config{{shape.grid.x, shape.grid.y, shape.grid.z}, {shape.block.x, shape.block.y, shape.block.z}, shape.shared_bytes, handle_,
+                            attributes, num_attributes};
+  void* parameters[] = {args};
+  if (const Status status = context_->driver.launch(&config, function, parameters, nullptr); status != kSuccess) {
+    error_ = make_error(ErrorCode::kInternal, "kernel '{}' (grid {} x {} x {}, {} threads, {} bytes of shared memory) could not be launched on {}: {}", name,
+                        shape.grid.x, shape.grid.y, shape.grid.z, shape.block.x * shape.block.y * shape.block.z, shape.shared_bytes, context_->device_name,
+                        context_->driver.describe(status));
+    return;
+  }
+  last_launch_ = name;
+  if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "a kernel");
+}
+
+/// Room for `size_bytes` (at most kStageBytes) in the current stage; null after a failure.
+std::byte* Stream::stage(size_t size_bytes) {
+  if (stages_.empty()) {
+    for (size_t i = 0; i < kNumStages; ++i) {
+      auto memory = PinnedMemory::allocate(context_, kStageBytes);
+      auto passed = Event::create(context_, false);
+      if (!memory || !passed) {
+        error_ = !memory ? memory.error() : passed.error();
+        stages_.clear();
+        return nullptr;
+      }
+      stages_.push_back({std::move(*memory), std::move(*passed)});
+    }
+  }
+  if (stage_used_ + size_bytes > kStageBytes) next_stage();
+  if (error_) return nullptr;
+  std::byte* place = stages_[stage_].memory.data() + stage_used_;
+  stage_used_ += (size_bytes + 63) / 64 * 64;
+  return place;
+}
+
+void Stream::next_stage() {
+  if (!succeeded(context_->driver.event_record(stages_[stage_].passed.handle(), handle_), "a copy")) return;
+  stages_[stage_].in_flight = true;
+  stage_ = (stage_ + 1) % kNumStages;
+  stage_used_ = 0;
+  if (stages_[stage_].in_flight) succeeded(context_->driver.event_synchronize(stages_[stage_].passed.handle()), "a copy");
+  stages_[stage_].in_flight = false;
+}
+
+void Stream::copy_to_device(const void* source, const ops::TensorView& destination) {
+  if (error_ || destination.empty()) return;
+  context_->make_current();
+  const auto* from = static_cast<const std::byte*>(source);
+  const size_t size = destination.size_bytes();
+  for (size_t done = 0; done < size;) {
+    const size_t piece = std::min(size - done, kStageBytes);
+    std::byte* staged = stage(piece);
+    if (staged == nullptr) return;
+    std::memcpy(staged, from + done, piece);
+    if (!succeeded(context_->driver.copy_to_device(address_of(destination) + done, staged, piece, handle_), "a copy to the device")) return;
+    done += piece;
+  }
+  if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "a copy to the device");
+}
+
+void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
+  if (error_ || source.empty()) return;
+  context_->make_current();
+  const size_t size = source.size_bytes();
+  if (!download_memory_) {
+    auto memory = PinnedMemory::allocate(context_, kDownloadBytes);
+    if (!memory) {
+      error_ = memory.error();
+      return;
+    }
+    download_memory_.emplace(std::move(*memory));
+  }
+  if (download_used_ + size > kDownloadBytes) {  // a large one goes straight to its place, which waits for the device
+    succeeded(context_->driver.copy_to_host(destination, address_of(source), size, handle_), "a copy to the host");
+    return;
+  }
+  std::byte* staged = download_memory_->data() + download_used_;
+  download_used_ += (size + 63) / 64 * 64;
+  if (succeeded(context_->driver.copy_to_host(staged, address_of(source), size, handle_), "a copy to the host")) downloads_.push_back({staged, destination, size});
+}
+
+void Stream::copy(const ops::TensorView& source, const ops::TensorView& destination) {
+  CHECK(source.size_bytes() == destination.size_bytes());
+  if (error_ || source.empty()) return;
+  context_->make_current();
+  succeeded(context_->driver.copy(address_of(destination), address_of(source), source.size_bytes(), handle_), "a copy");
+  if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "a copy");
+}
+
+void Stream::fill_zero(const ops::TensorView& destination) {
+  if (error_ || destination.empty()) return;
+  context_->make_current();
+  succeeded(context_->driver.fill(address_of(destination), 0, destination.size_bytes(), handle_), "clearing memory");
+  if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "clearing memory");
+}
+
+Result<void> Stream::finish() {
+  context_->make_current();
+  if (!error_) succeeded(context_->driver.stream_synchronize(handle_), "waiting for work");
+  if (!error_)
+    for (const Download& download : downloads_) std::memcpy(download.destination, download.staged, download.size_bytes);
+  downloads_.clear();
+  download_used_ = 0;
+  if (error_) return *error_;
+  return {};
+}
+
+void Stream::record(const Event& event) {
+  if (error_) return;
+  context_->make_current();
+  succeeded(context_->driver.event_record(event.handle(), handle_), "an event");
+}
+
+Result<double> Stream::seconds_between(const Event& begin, const Event& end) {
+  RETURN_IF_ERROR(finish());
+  float milliseconds = 0;
+  if (const Status status = context_->driver.event_elapsed(&milliseconds, begin.handle(), end.handle()); status != kSuccess)
+    return make_error(ErrorCode::kInternal, "no time between events: {}", context_->driver.describe(status));
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
+}  // namespace quern::cuda

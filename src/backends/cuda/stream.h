@@ -1,0 +1,104 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "backends/cuda/device.h"
+
+namespace quern::cuda {
+
+/// A piece of page-locked host memory.
+class PinnedMemory {
+ public:
+  static Result<PinnedMemory> allocate(std::shared_ptr<Context> context, size_t size_bytes);
+  PinnedMemory(PinnedMemory&& other) noexcept : context_(std::move(other.context_)), data_(std::exchange(other.data_, nullptr)), size_bytes_(other.size_bytes_) {}
+  PinnedMemory& operator=(PinnedMemory&&) = delete;
+  ~PinnedMemory();
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  PinnedMemory(std::shared_ptr<Context> context, std::byte* data, size_t size_bytes) : context_(std::move(context)), data_(data), size_bytes_(size_bytes) {}
+  std::shared_ptr<Context> context_;
+  std::byte* data_;
+  size_t size_bytes_;
+};
+
+/// A point in a stream.
+class Event {
+ public:
+  static Result<Event> create(std::shared_ptr<Context> context, bool timing);
+  Event(Event&& other) noexcept : context_(std::move(other.context_)), handle_(std::exchange(other.handle_, nullptr)) {}
+  Event& operator=(Event&&) = delete;
+  ~Event();
+  [[nodiscard]] EventObject* handle() const { return handle_; }
+
+ private:
+  Event(std::shared_ptr<Context> context, EventObject* handle) : context_(std::move(context)), handle_(handle) {}
+  std::shared_ptr<Context> context_;
+  EventObject* handle_;
+};
+
+/// In-order work on one GPU. Host memory of copies is staged through pinned memory, so that enqueuing does not wait for the device.
+/// The first failure is kept, nothing is enqueued after it, and finish() reports it.
+class Stream final : public ops::Stream {
+ public:
+  Stream(std::shared_ptr<Context> context, StreamObject* handle, bool await_launches);
+  ~Stream() override;
+
+  void copy_to_device(const void* source, const ops::TensorView& destination) override;
+  void copy_to_host(const ops::TensorView& source, void* destination) override;
+  void copy(const ops::TensorView& source, const ops::TensorView& destination) override;
+  void fill_zero(const ops::TensorView& destination) override;
+  Result<void> finish() override;
+
+  template <class Args>
+  void launch(const Function<Args>& function, const LaunchShape& shape, const Args& args) {
+    enqueue_launch(function.handle, function.name, shape, const_cast<Args*>(&args));
+  }
+
+  void record(const Event& event);
+  /// Seconds between two recorded events, once both have passed.
+  Result<double> seconds_between(const Event& begin, const Event& end);
+  [[nodiscard]] const std::shared_ptr<Context>& context() const { return context_; }
+  [[nodiscard]] StreamObject* handle() const { return handle_; }
+
+ private:
+  /// A piece of the upload staging; free for reuse once `passed` lies behind the device.
+  struct Stage {
+    PinnedMemory memory;
+    Event passed;
+    bool in_flight = false;
+  };
+  struct Download {
+    std::byte* staged;
+    void* destination;
+    size_t size_bytes;
+  };
+  static constexpr size_t kStageBytes = size_t{8} << 20;
+  static constexpr size_t kNumStages = 4;
+  static constexpr size_t kDownloadBytes = size_t{4} << 20;
+
+  void enqueue_launch(FunctionObject* function, const char* name, const LaunchShape& shape, void* args);
+  /// Keeps the first failure; `what` names it.
+  bool succeeded(Status status, const char* what);
+  std::byte* stage(size_t size_bytes);
+  void next_stage();
+
+  std::shared_ptr<Context> context_;
+  StreamObject* handle_;
+  bool await_launches_;
+  std::optional<Error> error_;
+  const char* last_launch_ = nullptr;  // for messages
+  std::vector<Stage> stages_;
+  size_t stage_ = 0, stage_used_ = 0;
+  std::optional<PinnedMemory> download_memory_;
+  size_t download_used_ = 0;
+  std::vector<Download> downloads_;
+};
+
+/// The Stream behind a launch's stream.
+inline Stream& cuda_stream(ops::Stream& stream) { return static_cast<Stream&>(stream); }
+
+}  // namespace quern::cuda
