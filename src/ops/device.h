@@ -30,16 +30,37 @@ struct DeviceTraits {
   std::string why_no_device_code;
 };
 
+/// Work that a Stream recorded, to be replayed.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+};
+
+/// A place in a Stream's order.
+using Mark = uint64_t;
+
 /// An in-order queue of work on one device. Enqueuing returns before the device has finished.
 class Stream {
  public:
   virtual ~Stream() = default;
-  virtual void copy_to_device(const void* source, const TensorView& destination) = 0;   // source is free for reuse after finish()
-  virtual void copy_to_host(const TensorView& source, void* destination) = 0;           // valid after finish()
+  virtual void copy_to_device(const void* source, const TensorView& destination) = 0;   // source is free for reuse once a later mark is reached
+  virtual void copy_to_host(const TensorView& source, void* destination) = 0;           // valid once a later mark is reached
   virtual void copy(const TensorView& source, const TensorView& destination) = 0;
   virtual void fill_zero(const TensorView& destination) = 0;
   /// Waits for everything enqueued so far; reports what went wrong on the device.
   virtual Result<void> finish() = 0;
+
+  /// Marks the work enqueued so far. At most kMaxMarks of a stream may be awaited at a time.
+  virtual Mark mark() = 0;
+  /// As finish(), for the work before the mark. May be called from another thread than the one that enqueues.
+  virtual Result<void> wait(Mark mark) = 0;
+  static constexpr int kMaxMarks = 8;
+
+  /// Whether launches can be recorded: between the two calls nothing is executed, and only kernels are enqueued.
+  [[nodiscard]] virtual bool can_record() const { return false; }
+  virtual void begin_recording() {}
+  virtual Result<std::unique_ptr<Graph>> end_recording() { return std::unique_ptr<Graph>(); }
+  virtual void replay(const Graph& /*graph*/) {}
 };
 
 /// One device, used by one worker thread.
@@ -49,6 +70,8 @@ class Device {
   [[nodiscard]] virtual const DeviceTraits& traits() const = 0;
   /// Zero-filled memory. kResourceExhausted with sizes when the device has none left; `purpose` goes into the message.
   virtual Result<std::unique_ptr<Buffer>> allocate(size_t size_bytes, std::string_view purpose) = 0;
+  /// Host memory from which and to which copies run at full speed and without waiting: page-locked where that matters. address() is the host's.
+  virtual Result<std::unique_ptr<Buffer>> allocate_host(size_t size_bytes, std::string_view purpose) = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
   /// True where kernels read host memory in place, so that loading needs no staging copy.
   [[nodiscard]] virtual bool reads_host_memory() const { return false; }

@@ -20,8 +20,8 @@ struct Head {
     [[nodiscard]] virtual std::string_view table_layout() const = 0;
     virtual void pack(const LinearSource& lm_head, Buffer& packed, Stream& stream) const = 0;
     /// hidden [rows, hidden] = RMSNorm1p(x, norm); x [rows, hidden] in the activation dtype, norm f32 [hidden] zero-centred.
-    /// rows.kind of the runs chooses the arithmetic of the logits: logits [n, vocab_size] f32 of the `n` rows named in `logit_rows`.
-    virtual void enqueue(const Rows& rows, const TensorView& x, const TensorView& norm, std::span<const int32_t> logit_rows, const Buffer& packed,
+    /// logits [n, vocab_size] f32 of the rows named in `logit_rows` i32 [n], with one arithmetic for rows of both kinds; where that is -1, they mean nothing.
+    virtual void enqueue(const Rows& rows, const TensorView& x, const TensorView& norm, const TensorView& logit_rows, const Buffer& packed,
                          const TensorView& hidden, const TensorView& logits, Launch& launch) const = 0;
   };
 };

@@ -4,6 +4,7 @@
 #include "ops/attn_in.h"
 #include "ops/candidate.h"
 #include "ops/combine.h"
+#include "ops/draft_rows.h"
 #include "ops/embed.h"
 #include "ops/gdn_in.h"
 #include "ops/gdn_mix.h"
@@ -29,6 +30,7 @@ struct KernelTable {
   CandidateList<MtpIn> mtp_in;
   CandidateList<Head> head;
   CandidateList<Sample> sample;
+  CandidateList<DraftRows> draft_rows;
   CandidateList<StateCopy> state_copy;
   CandidateList<Combine> combine;
 
@@ -49,6 +51,7 @@ template <> constexpr const CandidateList<DownResidual>& KernelTable::list<DownR
 template <> constexpr const CandidateList<MtpIn>& KernelTable::list<MtpIn>() const { return mtp_in; }
 template <> constexpr const CandidateList<Head>& KernelTable::list<Head>() const { return head; }
 template <> constexpr const CandidateList<Sample>& KernelTable::list<Sample>() const { return sample; }
+template <> constexpr const CandidateList<DraftRows>& KernelTable::list<DraftRows>() const { return draft_rows; }
 template <> constexpr const CandidateList<StateCopy>& KernelTable::list<StateCopy>() const { return state_copy; }
 template <> constexpr const CandidateList<Combine>& KernelTable::list<Combine>() const { return combine; }
 // clang-format on

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -17,7 +18,7 @@ inline constexpr int64_t kKvSplit = 512;
 /// P: prompt rows. D: decode and verify rows. The kernel is chosen by kind and weight shape, never by the number of rows.
 enum class RowKind : uint8_t { kPrompt, kDecode };
 
-/// Consecutive rows of one sequence. Row i of the run stands at index cursor[slot] + i of the sequence.
+/// Consecutive rows of one sequence. Row i of the run stands at index cursor[slot] + i of the sequence. A run of no rows is padding; its slot is -1.
 struct RowRun {
   int32_t slot = 0;
   int32_t first_row = 0;  // in the step's activations
@@ -36,13 +37,40 @@ struct SlotTables {
   TensorView block_tables;      // i32 [num_slots, max_blocks]: KV block of the indices 64 b .. 64 b + 63
 };
 
-/// The step's rows. Runs are host values; the tensors are device memory that `embed` fills.
+/// A RowRun as the device reads it.
+struct RunEntry {
+  int32_t slot = -1, first_row = 0, num_rows = 0;
+  int32_t flags = 0;  // kRunIsDecode | kRunIsCommitted
+};
+inline constexpr int32_t kRunIsDecode = 1, kRunIsCommitted = 2;
+inline constexpr int64_t kRunFields = sizeof(RunEntry) / sizeof(int32_t);
+constexpr RunEntry to_entry(const RowRun& run) {
+  return {run.slot, run.first_row, run.num_rows, (run.kind == RowKind::kDecode ? kRunIsDecode : 0) | (run.committed ? kRunIsCommitted : 0)};
+}
+/// The host's half of the tables of Rows: entries [runs.size()], and in row_runs the number of each row's run, -1 where none is.
+inline void fill_run_tables(std::span<const RowRun> runs, std::span<RunEntry> entries, std::span<int32_t> row_runs) {
+  std::fill(row_runs.begin(), row_runs.end(), -1);
+  for (size_t r = 0; r < runs.size(); ++r) {
+    entries[r] = to_entry(runs[r]);
+    std::fill_n(row_runs.begin() + runs[r].first_row, runs[r].num_rows, static_cast<int32_t>(r));
+  }
+}
+
+/// The step's rows, as device tables: a launch may be recorded once and replayed for other rows of the same extent, so its arguments are extents and the addresses
+/// of these tables. `runs` repeats run_table on the host, for extents (how many runs, how long); only a device that never replays may read more of it.
+/// A row whose index is -1 is padding: no state, KV or table changes for it, and its outputs mean nothing. Within a run such rows stand at the end.
 struct Rows {
   int32_t num_rows = 0;
   std::span<const RowRun> runs;
-  TensorView tokens;     // i32 [num_rows]
-  TensorView indices;    // i32 [num_rows]: index in the sequence, which is also the KV slot
-  TensorView positions;  // i32 [num_rows, 3]: (t, h, w)
+  // Written by the host for each step.
+  TensorView run_table;      // i32 [num_runs, kRunFields]: RunEntry
+  TensorView row_runs;       // i32 [num_rows]: the run of each row; -1: padding
+  TensorView given_tokens;   // i32 [num_rows]: the id; -1: row 0 of a run is last_token[slot], row i the draft i - 1
+  TensorView run_positions;  // i32 [num_runs, 3]: P: (t, h, w) of the first row, all three advance by one a row. D: unused, index + position_delta
+  // Filled on the device, by `embed` or `draft_rows`.
+  TensorView tokens;         // i32 [num_rows]
+  TensorView indices;        // i32 [num_rows]: index in the sequence, which is also the KV slot; -1: padding
+  TensorView positions;      // i32 [num_rows, 3]: (t, h, w)
   SlotTables slots;
 };
 

@@ -25,12 +25,13 @@ struct SamplerTables {
 
 /// One run of the step as the sampler sees it; all runs of the step are listed, since the sampler also advances cursors.
 struct SampleRun {
-  int32_t slot = 0;
+  int32_t slot = -1;              // -1: padding
   int32_t num_rows = 0;
   int32_t first_logits_row = -1;  // of this run in `logits`, one per sampled row; -1: nothing is sampled and all rows are committed
-  bool sample_last_only = true;   // false: a verify, every row has logits, drafts are compared with the sampled tokens
+  int32_t verify = 0;             // 1: every row has logits, drafts are compared with the sampled tokens; 0: the last row alone is sampled
   int32_t first_mask_row = -1;    // of this run in `masks`; -1: no grammar mask
 };
+inline constexpr int64_t kSampleRunFields = sizeof(SampleRun) / sizeof(int32_t);
 
 /// Results on the device, one entry a run.
 struct SampleOutput {
@@ -54,8 +55,8 @@ struct Sample {
   };
   class Kernel : public ops::Kernel {
    public:
-    /// logits f32 [n, vocab_size] (overwritten); masks u32 [m, ceil(vocab_size / 32)], bit set = allowed; indices as in Rows: the row at index i yields the token at i + 1.
-    virtual void enqueue(std::span<const SampleRun> runs, const TensorView& logits, const TensorView& masks, const SamplerTables& sampler,
+    /// runs i32 [num_runs, kSampleRunFields]: SampleRun; logits f32 [n, vocab_size] (overwritten); masks u32 [m, ceil(vocab_size / 32)], bit set = allowed; indices as in Rows: the row at index i yields the token at i + 1.
+    virtual void enqueue(const TensorView& runs, const TensorView& logits, const TensorView& masks, const SamplerTables& sampler,
                          const SlotTables& slots, const SampleOutput& out, Launch& launch) const = 0;
     /// The most likely id below num_tokens of each row, the lowest on ties: drafts. logits f32 [n, vocab_size] -> ids i32 [n].
     virtual void enqueue_argmax(const TensorView& logits, const TensorView& ids, Launch& launch) const = 0;

@@ -39,11 +39,15 @@ struct TensorView {
     return {buffer, offset_bytes + static_cast<size_t>(i * rest.num_elements()) * dtype_size(dtype), dtype, rest};
   }
   /// The first `n` entries of the first extent.
-  [[nodiscard]] TensorView first(int64_t n) const {
+  [[nodiscard]] TensorView first(int64_t n) const { return part(0, n); }
+  /// The `n` entries of the first extent from `begin` on.
+  [[nodiscard]] TensorView part(int64_t begin, int64_t n) const {
     std::array<int64_t, Shape::kMaxRank> extents{};
     std::copy(shape.extents().begin(), shape.extents().end(), extents.begin());
     extents[0] = n;
-    return {buffer, offset_bytes, dtype, Shape(std::span<const int64_t>(extents.data(), static_cast<size_t>(shape.rank())))};
+    const Shape rest(shape.extents().subspan(1));
+    return {buffer, offset_bytes + static_cast<size_t>(begin * rest.num_elements()) * dtype_size(dtype), dtype,
+            Shape(std::span<const int64_t>(extents.data(), static_cast<size_t>(shape.rank())))};
   }
 };
 

@@ -5,13 +5,15 @@
 namespace quern::worker {
 
 DeviceWorker::DeviceWorker(const WorkerLimits& limits, std::unique_ptr<ops::Device> device, std::unique_ptr<ModelRunner> runner)
-    : limits_(limits), device_(std::move(device)), runner_(std::move(runner)), thread_([this] { work(); }) {}
+    : limits_(limits), device_(std::move(device)), runner_(std::move(runner)), collector_([this] { collect_results(); }), submitter_([this] { submit_steps(); }) {}
 
 DeviceWorker::~DeviceWorker() {
   plans_.close();
   masks_.close();
   results_.close();
-  thread_.join();
+  submitter_.join();
+  in_flight_.close();
+  collector_.join();
 }
 
 void DeviceWorker::submit(StepPlan plan) { CHECK(plans_.push(std::move(plan))); }
@@ -25,7 +27,7 @@ StepResult DeviceWorker::wait() {
 
 std::optional<StepResult> DeviceWorker::poll() { return results_.try_pop(); }
 
-void DeviceWorker::work() {
+void DeviceWorker::submit_steps() {
   pthread_setname_np(pthread_self(), "quern-worker");
   while (std::optional<StepPlan> plan = plans_.pop()) {
     const auto masks = [&] {
@@ -35,8 +37,14 @@ void DeviceWorker::work() {
       CHECK(arrived->step == plan->step);
       return std::move(*arrived);
     };
-    if (!results_.push(runner_->run(*plan, masks))) return;
+    CHECK(in_flight_.push(runner_->submit(*plan, masks)));
   }
+}
+
+void DeviceWorker::collect_results() {
+  pthread_setname_np(pthread_self(), "quern-results");
+  // A closed queue of results ends nothing here: every step is awaited, so that the device is at rest when it is given back.
+  while (std::optional<ModelRunner::InFlight> step = in_flight_.pop()) static_cast<void>(results_.push(runner_->collect(std::move(*step))));
 }
 
 }  // namespace quern::worker

@@ -9,7 +9,8 @@
 
 namespace quern::worker {
 
-/// One device behind one thread: takes plans from a queue, runs them in order, puts the results into another.
+/// One device behind two threads: one takes plans from a queue and enqueues them in order, the other waits for the device and puts the results into a queue.
+/// So a step is enqueued while the one before it is computed, and its masks may depend on what that one brings.
 class DeviceWorker final : public WorkerGroup {
  public:
   DeviceWorker(const WorkerLimits& limits, std::unique_ptr<ops::Device> device, std::unique_ptr<ModelRunner> runner);
@@ -22,7 +23,8 @@ class DeviceWorker final : public WorkerGroup {
   std::optional<StepResult> poll() override;
 
  private:
-  void work();
+  void submit_steps();
+  void collect_results();
 
   static constexpr size_t kQueueLength = 8;  // more steps than an engine keeps in flight
   WorkerLimits limits_;
@@ -30,8 +32,9 @@ class DeviceWorker final : public WorkerGroup {
   std::unique_ptr<ModelRunner> runner_;
   BoundedQueue<StepPlan> plans_{kQueueLength};
   BoundedQueue<StepMasks> masks_{kQueueLength};
+  BoundedQueue<ModelRunner::InFlight> in_flight_{ModelRunner::kMaxInFlight - 2};  // beside the one that is submitted and the one that is awaited
   BoundedQueue<StepResult> results_{kQueueLength};
-  std::jthread thread_;
+  std::jthread collector_, submitter_;
 };
 
 }  // namespace quern::worker

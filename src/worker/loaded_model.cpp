@@ -155,6 +155,7 @@ class Loader {
   }
 
   Result<void> load_mtp(LoadedMtp& mtp) {
+    RETURN_IF_ERROR(make(mtp.rows, problems_.draft_rows()));
     RETURN_IF_ERROR(make(mtp.in, problems_.mtp_in()));
     {
       ASSIGN_OR_RETURN(const auto norm_embedding, vector("mtp.pre_fc_norm_embedding.weight"));

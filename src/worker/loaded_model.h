@@ -35,6 +35,7 @@ struct LoadedLayer {
   LoadedOp<ops::DownResidual> mlp_down;
 };
 struct LoadedMtp {
+  LoadedOp<ops::DraftRows> rows;
   LoadedOp<ops::MtpIn> in;
   LoadedLayer layer;
   std::unique_ptr<ops::Buffer> norm;

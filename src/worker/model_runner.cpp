@@ -1,7 +1,6 @@
 #include "worker/model_runner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -11,6 +10,9 @@
 
 namespace quern::worker {
 namespace {
+
+/// Small uploads of a step: slot parameters, block table entries, cursors. Larger ones take memory of their own.
+constexpr size_t kStagedUploads = 256 << 10;
 
 /// Whether a run ends in a sampled token, and from how many of its rows tokens are drawn.
 bool samples(const StepRun& run) { return run.want == Want::kSample || (run.want == Want::kPromptLogprobs && run.sample_after); }
@@ -24,6 +26,22 @@ std::vector<int32_t> exported_rows(const StepRun& run) {
   std::vector<int32_t> rows(static_cast<size_t>(run.num_rows - (last_has_follower ? 0 : 1)));
   std::iota(rows.begin(), rows.end(), 0);
   return rows;
+}
+bool exports(const StepRun& run) { return run.want == Want::kLogits || run.want == Want::kPromptLogprobs; }
+
+int32_t draft_depth(const StepRun& run) { return run.fill_mtp && run.propose == DraftMethod::kMtp ? run.propose_depth : 0; }
+
+ops::SampleOutput part(const ops::SampleOutput& out, int64_t first, int64_t count) {
+  return {out.tokens.part(first, count),   out.num_tokens.part(first, count),  out.non_finite.part(first, count),
+          out.logprobs.part(first, count), out.logprob_ids.part(first, count), out.chosen_rank.part(first, count)};
+}
+
+/// The entries of a table in the host's image of the inputs or results.
+template <class T>
+std::span<T> entries(const ops::Buffer& image, const StepLayout::Table& table) {
+  static_assert(sizeof(T) % sizeof(int32_t) == 0);
+  auto* first = reinterpret_cast<T*>(image.address() + static_cast<size_t>(table.offset) * sizeof(int32_t));
+  return {first, static_cast<size_t>(table.capacity * table.width) * sizeof(int32_t) / sizeof(T)};
 }
 
 }  // namespace
@@ -40,19 +58,33 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& pl
   const size_t wanted = runner->kernels_->workspace_bytes(std::max(plan.limits.max_rows, plan.limits.max_logit_rows));
   const size_t workspace = std::max(wanted, kKernelWorkspaceBytes);  // the plan's share, so that what is planned is what is taken
   ASSIGN_OR_RETURN(runner->step_, StepMemory::allocate(plan, sizes, workspace, device));
-  runner->cursor_.assign(static_cast<size_t>(plan.limits.num_slots), 0);
-  runner->position_delta_.assign(static_cast<size_t>(plan.limits.num_slots), 0);
+  const ops::SampleOutput& out = runner->step_.sampled;
+  for (Staging& staging : runner->staging_) {
+    ASSIGN_OR_RETURN(staging.inputs, device.allocate_host(runner->step_.inputs.size_bytes(), "step inputs"));
+    ASSIGN_OR_RETURN(staging.results, device.allocate_host(runner->step_.results.size_bytes(), "step results"));
+    ASSIGN_OR_RETURN(staging.logprobs, device.allocate_host(2 * out.logprobs.size_bytes() + out.chosen_rank.size_bytes(), "log-probabilities"));
+    ASSIGN_OR_RETURN(staging.uploads, device.allocate_host(kStagedUploads, "step uploads"));
+  }
   runner->num_logprobs_.assign(static_cast<size_t>(plan.limits.num_slots), -1);
   return runner;
 }
 
+std::byte* ModelRunner::staged(size_t size_bytes) {
+  Staging& staging = staging_[current_->staging];
+  if (staging.used + size_bytes <= kStagedUploads) {
+    std::byte* memory = staging.uploads->address() + staging.used;
+    staging.used += round_up(static_cast<int64_t>(size_bytes), 64);
+    return memory;
+  }
+  return current_->uploads.emplace_back(std::make_unique<std::vector<std::byte>>(size_bytes))->data();
+}
+
 template <class T>
-void ModelRunner::upload(std::vector<T> values, const ops::TensorView& destination) {
-  auto bytes = std::make_unique<std::vector<std::byte>>(values.size() * sizeof(T));
-  std::memcpy(bytes->data(), values.data(), bytes->size());
-  CHECK(bytes->size() == destination.size_bytes());
-  stream_->copy_to_device(bytes->data(), destination);
-  uploads_.push_back(std::move(bytes));
+void ModelRunner::upload(std::span<const T> values, const ops::TensorView& destination) {
+  CHECK(values.size_bytes() == destination.size_bytes());
+  std::byte* memory = staged(values.size_bytes());
+  std::memcpy(memory, values.data(), values.size_bytes());
+  stream_->copy_to_device(memory, destination);
 }
 
 template <class T>
@@ -63,61 +95,107 @@ Result<std::vector<T>> ModelRunner::download(const ops::TensorView& source) {
   return values;
 }
 
-StepResult ModelRunner::run(const StepPlan& plan, const std::function<StepMasks()>& masks) {
-  const auto begin = std::chrono::steady_clock::now();
-  StepResult result;
-  result.step = plan.step;
-  result.runs.resize(plan.runs.size());
-  for (size_t i = 0; i < plan.runs.size(); ++i) result.runs[i].slot = plan.runs[i].slot;
+ModelRunner::InFlight ModelRunner::submit(const StepPlan& plan, const std::function<StepMasks()>& masks) {
+  InFlight step;
+  step.begin = std::chrono::steady_clock::now();
+  step.staging = num_submitted_++ % kMaxInFlight;
+  step.result.step = plan.step;
+  step.result.runs.resize(plan.runs.size());
+  current_ = &step;
+  staging_[step.staging].used = 0;
 
   apply_state_ops(plan);
   apply_slot_updates(plan);
   apply_block_tables(plan);
-  make_rows(plan);
-  Result<void> done;
-  if (rows_.num_rows > 0) {
-    ops::Launch l = launch();
-    const ops::TensorView x = step_.x.first(rows_.num_rows);
-    model_.embed.kernel->enqueue(rows_, inputs_, *model_.embed.packed, x, l);
-    forward(rows_, x);
-    done = read_logits(plan, result);
-    if (done) done = sample(plan, masks, result);
-    if (done && model_.mtp) done = propose(plan, result);
+  for (size_t i = 0; i < plan.runs.size(); ++i) {
+    const StepRun& run = plan.runs[i];
+    step.result.runs[i].slot = run.slot;
+    step.result.computed_rows += run.num_rows;
+    step.runs.push_back({.samples = samples(run),
+                         .verify = run.verify(),
+                         .num_rows = run.num_rows,
+                         .num_logprobs = samples(run) ? num_logprobs_[static_cast<size_t>(run.slot)] : -1,
+                         .num_drafts = model_.mtp ? draft_depth(run) : 0,
+                         .following_token = run.following_token});
   }
-  if (done) done = stream_->finish();
-  uploads_.clear();
-  if (!done) result.error = done.error();
-  result.computed_rows = rows_.num_rows;
-  result.device_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (!plan.runs.empty()) {
+    make_rows(plan);
+    write_inputs(plan);
+    if (const Result<void> done = compute(plan, masks); !done) step.result.error = done.error();
+    const Staging& staging = staging_[step.staging];
+    stream_->copy_to_host(step_.results, staging.results->address());
+    if (std::any_of(step.runs.begin(), step.runs.end(), [](const InFlight::Run& run) { return run.num_logprobs >= 0; })) {
+      const ops::SampleOutput out = part(step_.sampled, 0, num_runs());
+      std::byte* to = staging.logprobs->address();
+      for (const ops::TensorView& view : {out.logprobs, out.logprob_ids, out.chosen_rank}) {
+        stream_->copy_to_host(view, to);
+        to += view.size_bytes();
+      }
+    }
+  }
+  step.mark = stream_->mark();
+  current_ = nullptr;
+  return step;
+}
+
+StepResult ModelRunner::collect(InFlight step) {
+  const Result<void> done = stream_->wait(step.mark);
+  StepResult result = std::move(step.result);
+  if (!done && !result.error) result.error = done.error();
+  const auto now = std::chrono::steady_clock::now();
+  result.device_seconds = std::chrono::duration<double>(now - std::max(step.begin, last_done_)).count();
+  last_done_ = now;
+  if (result.error) return result;
+
+  const Staging& staging = staging_[step.staging];
+  const auto per_run = static_cast<size_t>(plan_.limits.k_max + 1), width = static_cast<size_t>(1 + ops::kMaxLogprobs);
+  const auto tokens = entries<const int32_t>(*staging.results, layout_.tokens), num_tokens = entries<const int32_t>(*staging.results, layout_.num_tokens),
+             non_finite = entries<const int32_t>(*staging.results, layout_.non_finite), drafts = entries<const int32_t>(*staging.results, layout_.drafts);
+  const size_t num_entries = step.runs.size() * per_run;
+  const auto* logprobs = reinterpret_cast<const float*>(staging.logprobs->address());
+  const auto* logprob_ids = reinterpret_cast<const int32_t*>(logprobs + num_entries * width);
+  const int32_t* ranks = logprob_ids + num_entries * width;
+  for (size_t i = 0; i < step.runs.size(); ++i) {
+    const InFlight::Run& run = step.runs[i];
+    RunResult& out = result.runs[i];
+    if (run.samples) {
+      out.non_finite = out.non_finite || non_finite[i] != 0;
+      out.num_draft_rows = run.verify ? run.num_rows - 1 : 0;
+      const std::span<const int32_t> drawn = tokens.subspan(i * per_run, static_cast<size_t>(num_tokens[i]));
+      out.tokens.assign(drawn.begin(), drawn.end());
+      for (size_t t = 0; run.num_logprobs >= 0 && t < drawn.size(); ++t) {
+        const size_t at = (i * per_run + t) * width;
+        TokenLogprobs l;
+        l.chosen = logprobs[at];
+        l.chosen_rank = ranks[i * per_run + t];
+        for (size_t k = 1; k <= static_cast<size_t>(run.num_logprobs); ++k) l.top.emplace_back(logprob_ids[at + k], logprobs[at + k]);
+        out.logprobs.push_back(std::move(l));
+      }
+    }
+    // A draft continues the committed rows whose following token is known.
+    const int32_t num_committed = run.verify ? static_cast<int32_t>(out.tokens.size()) : run.num_rows;
+    const int32_t num_pairs = num_committed - (out.tokens.empty() && run.following_token < 0 ? 1 : 0);
+    if (run.num_drafts > 0 && num_pairs > 0 && !out.non_finite) {
+      const auto proposed = drafts.subspan(i * static_cast<size_t>(plan_.limits.k_max), static_cast<size_t>(run.num_drafts));
+      out.drafts.assign(proposed.begin(), proposed.end());
+    }
+  }
   return result;
 }
 
 void ModelRunner::apply_state_ops(const StepPlan& plan) {
   for (const StateOp& op : plan.state_ops) {
     std::vector<ops::StateCopy::Copy> copies;
-    const ops::TensorView cursor = memory_.tables.cursor.at(op.slot), boundary = memory_.tables.boundary.at(op.slot);
-    const auto slot = static_cast<size_t>(op.slot);
     switch (op.kind) {
-      case StateOp::Kind::kClear:
-        memory_.clear(op.slot, copies);
-        cursor_[slot] = 0;
-        break;
+      case StateOp::Kind::kClear: memory_.clear(op.slot, copies); break;
       case StateOp::Kind::kSnapshot: memory_.snapshot(op.slot, op.snapshot, copies); break;
-      case StateOp::Kind::kRestore:
-        memory_.restore(op.slot, op.snapshot, op.boundary, copies);
-        cursor_[slot] = op.boundary;
-        break;
-      case StateOp::Kind::kRewind:
-        memory_.rewind(op.slot, op.boundary, copies);
-        cursor_[slot] = op.boundary;
-        break;
+      case StateOp::Kind::kRestore: memory_.restore(op.slot, op.snapshot, op.boundary, copies); break;
+      case StateOp::Kind::kRewind: memory_.rewind(op.slot, op.boundary, copies); break;
     }
     ops::Launch l = launch();
     model_.state_copy.kernel->enqueue(copies, l);
-    if (op.kind == StateOp::Kind::kRestore || op.kind == StateOp::Kind::kRewind) {
-      upload(std::vector<int32_t>{op.boundary}, cursor);
-      upload(std::vector<int32_t>{op.boundary}, boundary);
-    }
+    if (op.kind == StateOp::Kind::kRestore || op.kind == StateOp::Kind::kRewind)
+      for (const ops::TensorView& table : {memory_.tables.cursor, memory_.tables.boundary}) upload(std::span<const int32_t>(&op.boundary, 1), table.at(op.slot));
   }
 }
 
@@ -125,62 +203,107 @@ void ModelRunner::apply_slot_updates(const StepPlan& plan) {
   for (const SlotUpdate& update : plan.slot_updates) {
     ops::SlotSampling params = ops::to_slot_sampling(update.sampling);
     params.num_generated = static_cast<int32_t>(update.output_ids.size());
-    std::vector<uint8_t> bytes(sizeof params);
-    std::memcpy(bytes.data(), &params, sizeof params);
-    upload(std::move(bytes), memory_.sampler.params.at(update.slot));
-    position_delta_[static_cast<size_t>(update.slot)] = update.position_delta;
+    upload(std::span<const ops::SlotSampling>(&params, 1), memory_.sampler.params.at(update.slot));
     num_logprobs_[static_cast<size_t>(update.slot)] = update.sampling.num_logprobs;
-    upload(std::vector<int32_t>{update.position_delta}, memory_.tables.position_delta.at(update.slot));
+    upload(std::span<const int32_t>(&update.position_delta, 1), memory_.tables.position_delta.at(update.slot));
     if (!update.sampling.has_penalties()) continue;
     const auto vocab = static_cast<size_t>(plan_.config.vocab_size);
     std::vector<int32_t> counts(vocab, 0);
     for (const int32_t id : update.output_ids) ++counts[static_cast<size_t>(id)];
     std::vector<uint8_t> in_prompt(vocab, 0);
     for (const int32_t id : update.prompt_ids) in_prompt[static_cast<size_t>(id)] = 1;
-    upload(std::move(counts), memory_.sampler.counts.at(update.slot));
-    upload(std::move(in_prompt), memory_.sampler.in_prompt.at(update.slot));
+    upload(std::span<const int32_t>(counts), memory_.sampler.counts.at(update.slot));
+    upload(std::span<const uint8_t>(in_prompt), memory_.sampler.in_prompt.at(update.slot));
   }
 }
 
 void ModelRunner::apply_block_tables(const StepPlan& plan) {
   for (const BlockTableUpdate& update : plan.block_table_updates) {
-    ops::TensorView entries = memory_.tables.block_tables.at(update.slot);
-    entries.offset_bytes += static_cast<size_t>(update.first_block) * sizeof(int32_t);
-    entries.shape = Shape{static_cast<int64_t>(update.blocks.size())};
-    CHECK(update.first_block + entries.shape[0] <= memory_.tables.block_tables.shape[1]);
-    upload(std::vector<int32_t>(update.blocks), entries);
+    const ops::TensorView table = memory_.tables.block_tables.at(update.slot);
+    CHECK(update.first_block + std::ssize(update.blocks) <= table.shape[0]);
+    upload(std::span<const int32_t>(update.blocks), table.part(update.first_block, std::ssize(update.blocks)));
   }
 }
 
+/// The rows of the runs, one after the other, and who samples from which rows of logits.
 void ModelRunner::make_rows(const StepPlan& plan) {
   runs_.clear();
-  inputs_.clear();
-  int32_t num_rows = 0;
+  draft_runs_.clear();
+  sample_runs_.clear();
+  logit_rows_.clear();
+  groups_.assign(1, {});
+  int32_t num_rows = 0, num_mask_rows = 0;
   for (const StepRun& run : plan.runs) {
     CHECK(run.num_rows > 0 && (run.tokens.empty() || static_cast<int32_t>(run.tokens.size()) == run.num_rows));
     CHECK(run.num_rows <= plan_.options.k_max + 1 || !run.tokens.empty());
+    const auto number = static_cast<int32_t>(runs_.size());
     runs_.push_back({.slot = run.slot, .first_row = num_rows, .num_rows = run.num_rows, .kind = run.kind, .committed = !run.verify()});
-    ops::Embed::RunInput input;
-    input.tokens = run.tokens;
-    std::copy(run.position.begin(), run.position.end(), input.position);
-    inputs_.push_back(input);
+    draft_runs_.push_back({.slot = run.slot, .first_row = number, .num_rows = 1, .kind = RowKind::kDecode, .committed = true});
+    const int32_t count = sampled_rows(run);
+    if (groups_.back().num_logits + count > plan_.limits.max_logit_rows) {
+      groups_.push_back({.first = number, .first_logits = std::ssize(logit_rows_)});
+      num_mask_rows = 0;
+    }
+    SampleGroup& group = groups_.back();
+    ops::SampleRun entry{.slot = run.slot, .num_rows = run.num_rows, .verify = run.verify() ? 1 : 0};
+    if (count > 0) {
+      entry.first_logits_row = static_cast<int32_t>(group.num_logits);
+      for (int32_t i = run.num_rows - count; i < run.num_rows; ++i) logit_rows_.push_back(num_rows + i);
+      if (run.mask_pending) {
+        entry.first_mask_row = num_mask_rows;
+        num_mask_rows += count;
+      }
+    }
+    group.num_logits += count;
+    ++group.count;
+    sample_runs_.push_back(entry);
     num_rows += run.num_rows;
   }
   CHECK(num_rows <= plan_.limits.max_rows);
   rows_.num_rows = num_rows;
   rows_.runs = runs_;
+  rows_.run_table = StepMemory::table(step_.inputs, layout_.runs, num_runs());
+  rows_.run_positions = StepMemory::table(step_.inputs, layout_.run_positions, num_runs());
+  rows_.row_runs = StepMemory::table(step_.inputs, layout_.row_runs, num_rows);
+  rows_.given_tokens = StepMemory::table(step_.inputs, layout_.given_tokens, num_rows);
   rows_.tokens = step_.tokens.first(num_rows);
   rows_.indices = step_.indices.first(num_rows);
   rows_.positions = step_.positions.first(num_rows);
   rows_.slots = memory_.tables;
 }
 
-void ModelRunner::forward(const ops::Rows& rows, const ops::TensorView& x) {
+/// All tables of the step, in one copy.
+void ModelRunner::write_inputs(const StepPlan& plan) {
+  const ops::Buffer& image = *staging_[current_->staging].inputs;
+  const auto num_rows = static_cast<size_t>(rows_.num_rows);
+  ops::fill_run_tables(runs_, entries<ops::RunEntry>(image, layout_.runs), entries<int32_t>(image, layout_.row_runs).first(num_rows));
+  ops::fill_run_tables(draft_runs_, entries<ops::RunEntry>(image, layout_.draft_table), entries<int32_t>(image, layout_.draft_row_runs).first(runs_.size()));
+  std::copy(sample_runs_.begin(), sample_runs_.end(), entries<ops::SampleRun>(image, layout_.sample_runs).begin());
+  std::copy(logit_rows_.begin(), logit_rows_.end(), entries<int32_t>(image, layout_.logit_rows).begin());
+  const auto given = entries<int32_t>(image, layout_.given_tokens).first(num_rows);
+  std::fill(given.begin(), given.end(), -1);
+  for (size_t i = 0; i < plan.runs.size(); ++i) {
+    const StepRun& run = plan.runs[i];
+    std::copy(run.tokens.begin(), run.tokens.end(), given.begin() + runs_[i].first_row);
+    std::copy(run.position.begin(), run.position.end(), entries<int32_t>(image, layout_.run_positions).begin() + static_cast<int64_t>(3 * i));
+    entries<ops::DraftRun>(image, layout_.draft_runs)[i] = {
+        .slot = run.slot, .fill = run.fill_mtp ? 1 : 0, .following_token = run.following_token, .depth = current_->runs[i].num_drafts};
+  }
+  stream_->copy_to_device(image.address(), step_.inputs);
+}
+
+Result<void> ModelRunner::compute(const StepPlan& plan, const std::function<StepMasks()>& masks) {
+  ops::Launch go = launch();
+  const ops::TensorView x = step_.x.first(rows_.num_rows);
+  model_.embed.kernel->enqueue(rows_, *model_.embed.packed, x, go);
   size_t gdn_index = 0, kv_index = 0;
   for (const LoadedLayer& l : model_.layers) {
-    layer(l, rows, x, gdn_index, kv_index, 0);
+    layer(l, rows_, x, gdn_index, kv_index, 0);
     ++(l.gdn ? gdn_index : kv_index);
   }
+  if (std::any_of(plan.runs.begin(), plan.runs.end(), exports)) RETURN_IF_ERROR(export_logits(plan));
+  sample(plan, masks);
+  return draft(plan);
 }
 
 void ModelRunner::layer(const LoadedLayer& l, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index) {
@@ -205,7 +328,7 @@ void ModelRunner::layer(const LoadedLayer& l, const ops::Rows& rows, const ops::
 }
 
 /// Logits that the host wants to see, at most max_logit_rows at a time.
-Result<void> ModelRunner::read_logits(const StepPlan& plan, StepResult& result) {
+Result<void> ModelRunner::export_logits(const StepPlan& plan) {
   struct Wanted {
     size_t run;
     int32_t row;  // of the run
@@ -218,15 +341,16 @@ Result<void> ModelRunner::read_logits(const StepPlan& plan, StepResult& result) 
     const size_t count = std::min(group_size, wanted.size() - first);
     std::vector<int32_t> rows;
     for (size_t i = 0; i < count; ++i) rows.push_back(runs_[wanted[first + i].run].first_row + wanted[first + i].row);
-    const ops::TensorView logits = step_.logits.first(static_cast<int64_t>(count));
+    const ops::TensorView logits = step_.logits.first(static_cast<int64_t>(count)), row_view = step_.exported_rows.first(static_cast<int64_t>(count));
+    upload(std::span<const int32_t>(rows), row_view);
     ops::Launch go = launch();
-    model_.head.kernel->enqueue(rows_, step_.x.first(rows_.num_rows), model_.norm_view, rows, model_.head_weights(), step_.hidden.first(rows_.num_rows), logits, go);
+    model_.head.kernel->enqueue(rows_, step_.x.first(rows_.num_rows), model_.norm_view, row_view, model_.head_weights(), step_.hidden.first(rows_.num_rows), logits, go);
     ASSIGN_OR_RETURN(const std::vector<float> values, download<float>(logits));
     const auto vocab = static_cast<size_t>(plan_.config.vocab_size);
     for (size_t i = 0; i < count; ++i) {
       const std::span<const float> row(values.data() + i * vocab, vocab);
       const StepRun& run = plan.runs[wanted[first + i].run];
-      RunResult& out = result.runs[wanted[first + i].run];
+      RunResult& out = current_->result.runs[wanted[first + i].run];
       if (std::any_of(row.begin(), row.end(), [](float v) { return !std::isfinite(v); })) out.non_finite = true;
       if (run.want == Want::kLogits) {
         out.logits.emplace_back(row.begin(), row.end());
@@ -240,199 +364,92 @@ Result<void> ModelRunner::read_logits(const StepPlan& plan, StepResult& result) 
   return {};
 }
 
-Result<void> ModelRunner::sample(const StepPlan& plan, const std::function<StepMasks()>& masks, StepResult& result) {
+/// Final norm, logits and sampler, group by group; runs that sample nothing advance as well.
+void ModelRunner::sample(const StepPlan& plan, const std::function<StepMasks()>& masks) {
   ops::Launch go = launch();
   const ops::TensorView x = step_.x.first(rows_.num_rows), hidden = step_.hidden.first(rows_.num_rows);
   const bool masked = std::any_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.mask_pending; });
   StepMasks step_masks;
-
-  // Groups of runs whose logits fit; runs that sample nothing advance with the first.
-  size_t first = 0;
-  bool hidden_stored = false;
-  while (first < plan.runs.size()) {
-    std::vector<ops::SampleRun> group;
-    std::vector<int32_t> logit_rows;
-    std::vector<uint32_t> mask_rows;
-    int32_t num_mask_rows = 0;
-    size_t last = first;
-    for (; last < plan.runs.size(); ++last) {
-      const StepRun& run = plan.runs[last];
-      const int32_t count = sampled_rows(run);
-      if (static_cast<int32_t>(logit_rows.size()) + count > plan_.limits.max_logit_rows) break;
-      ops::SampleRun entry{.slot = run.slot, .num_rows = run.num_rows, .first_logits_row = -1, .sample_last_only = !run.verify(), .first_mask_row = -1};
-      if (count > 0) {
-        entry.first_logits_row = static_cast<int32_t>(logit_rows.size());
-        for (int32_t i = run.num_rows - count; i < run.num_rows; ++i) logit_rows.push_back(runs_[last].first_row + i);
-      }
-      group.push_back(entry);
-    }
-    CHECK(last > first);
-    const ops::TensorView logits = step_.logits.first(static_cast<int64_t>(logit_rows.size()));
-    model_.head.kernel->enqueue(rows_, x, model_.norm_view, logit_rows, model_.head_weights(), hidden, logits, go);
-    if (!hidden_stored) {
+  for (const SampleGroup& group : groups_) {
+    const ops::TensorView logits = step_.logits.first(group.num_logits);
+    ops::TensorView rows = StepMemory::table(step_.inputs, layout_.logit_rows, std::ssize(logit_rows_)).part(group.first_logits, group.num_logits);
+    model_.head.kernel->enqueue(rows_, x, model_.norm_view, rows, model_.head_weights(), hidden, logits, go);
+    if (group.first == 0) {
       model_.state_copy.kernel->store_hidden(rows_, hidden, memory_.hidden_window, memory_.boundary_hidden, go);
-      hidden_stored = true;
+      if (masked) step_masks = masks();
     }
-    if (masked && step_masks.rows.empty()) step_masks = masks();
-    for (size_t i = first; i < last; ++i) {
-      if (!plan.runs[i].mask_pending) continue;
-      for (const auto& [slot, words] : step_masks.rows) {
-        if (slot != plan.runs[i].slot) continue;
-        group[i - first].first_mask_row = num_mask_rows;
-        mask_rows.insert(mask_rows.end(), words.begin(), words.end());
-        num_mask_rows += static_cast<int32_t>(words.size() / static_cast<size_t>(step_.masks.shape[1]));
-      }
-    }
-    const ops::TensorView mask_view = step_.masks.first(num_mask_rows);
-    if (num_mask_rows > 0) upload(std::move(mask_rows), mask_view);
-
-    const auto num_runs = static_cast<int64_t>(group.size());
-    ops::SampleOutput out = step_.sampled;
-    model_.sample.kernel->enqueue(group, logits, mask_view, memory_.sampler, memory_.tables, out, go);
-    ASSIGN_OR_RETURN(const auto tokens, download<int32_t>(out.tokens.first(num_runs)));
-    ASSIGN_OR_RETURN(const auto num_tokens, download<int32_t>(out.num_tokens.first(num_runs)));
-    ASSIGN_OR_RETURN(const auto non_finite, download<int32_t>(out.non_finite.first(num_runs)));
-    ASSIGN_OR_RETURN(const auto logprobs, download<float>(out.logprobs.first(num_runs)));
-    ASSIGN_OR_RETURN(const auto logprob_ids, download<int32_t>(out.logprob_ids.first(num_runs)));
-    ASSIGN_OR_RETURN(const auto ranks, download<int32_t>(out.chosen_rank.first(num_runs)));
-    const auto per_run = static_cast<size_t>(plan_.limits.k_max + 1), width = static_cast<size_t>(1 + ops::kMaxLogprobs);
-    for (size_t i = first; i < last; ++i) {
-      const StepRun& run = plan.runs[i];
-      RunResult& entry = result.runs[i];
-      const size_t g = i - first;
-      const auto slot = static_cast<size_t>(run.slot);
-      if (!samples(run)) {
-        cursor_[slot] += run.num_rows;
-        continue;
-      }
-      entry.non_finite = entry.non_finite || non_finite[g] != 0;
-      entry.num_draft_rows = run.verify() ? run.num_rows - 1 : 0;
-      for (size_t t = 0; t < static_cast<size_t>(num_tokens[g]); ++t) {
-        entry.tokens.push_back(tokens[g * per_run + t]);
-        if (num_logprobs_[slot] < 0) continue;
-        const size_t at = (g * per_run + t) * width;
-        TokenLogprobs l;
-        l.chosen = logprobs[at];
-        l.chosen_rank = ranks[g * per_run + t];
-        for (size_t k = 1; k <= static_cast<size_t>(num_logprobs_[slot]); ++k) l.top.emplace_back(logprob_ids[at + k], logprobs[at + k]);
-        entry.logprobs.push_back(std::move(l));
-      }
-      cursor_[slot] += run.verify() ? std::max(num_tokens[g], 1) : run.num_rows;
-    }
-    first = last;
+    const ops::TensorView runs = StepMemory::table(step_.inputs, layout_.sample_runs, num_runs()).part(group.first, group.count);
+    model_.sample.kernel->enqueue(runs, logits, upload_masks(group, step_masks), memory_.sampler, memory_.tables, part(step_.sampled, group.first, group.count), go);
   }
-  return {};
 }
 
-Result<void> ModelRunner::propose(const StepPlan& plan, StepResult& result) {
-  // The pairs (x_j, h_{j-1}) of the rows that were committed; the last one's token may be the sampled one.
-  std::vector<int32_t> tokens, indices, positions;
-  std::vector<ops::RowRun> runs;
-  std::vector<size_t> owners;
-  std::vector<ops::StateCopy::Copy> copies;
-  for (size_t i = 0; i < plan.runs.size(); ++i) {
-    const StepRun& run = plan.runs[i];
-    const RunResult& out = result.runs[i];
-    if (!run.fill_mtp || out.non_finite) continue;
-    const int32_t committed = run.verify() ? static_cast<int32_t>(out.tokens.size()) : run.num_rows;
-    const int32_t begin = cursor_[static_cast<size_t>(run.slot)] - committed;
-    const int32_t last_token = !out.tokens.empty() ? out.tokens.back() : run.following_token;
-    const int32_t pairs = last_token >= 0 ? committed : committed - 1;
-    if (pairs <= 0) continue;
-    const auto first_row = static_cast<int32_t>(tokens.size());
-    for (int32_t p = 0; p < pairs; ++p) {
-      int32_t token = last_token;
-      if (p + 1 < committed) token = run.verify() ? out.tokens[static_cast<size_t>(p)] : run.tokens[static_cast<size_t>(p + 1)];
-      tokens.push_back(token);
-      indices.push_back(begin + 1 + p);
-    }
-    for (int32_t p = 0; p < pairs; ++p) {
-      const int32_t index = begin + 1 + p;
-      const int32_t position = run.kind == RowKind::kPrompt ? run.position[0] + 1 + p : index + position_delta_[static_cast<size_t>(run.slot)];
-      positions.insert(positions.end(), 3, position);
-    }
-    runs.push_back({.slot = run.slot, .first_row = first_row, .num_rows = pairs, .kind = run.kind, .committed = true});
-    owners.push_back(i);
-    ops::TensorView source = step_.hidden.at(runs_[i].first_row), destination = step_.mtp_hidden.at(first_row);
-    source.shape = destination.shape = Shape{pairs, plan_.config.hidden_size};
-    copies.push_back({source, destination});
+/// The masks of a group's runs, in the order of first_mask_row; a run without any may draw every token.
+ops::TensorView ModelRunner::upload_masks(const SampleGroup& group, const StepMasks& masks) {
+  mask_words_.clear();
+  const auto row_words = static_cast<size_t>(step_.masks.shape[1]);
+  for (int64_t r = group.first; r < group.first + group.count; ++r) {
+    const ops::SampleRun& run = sample_runs_[static_cast<size_t>(r)];
+    if (run.first_mask_row < 0) continue;
+    const size_t num_words = static_cast<size_t>(run.verify != 0 ? run.num_rows : 1) * row_words;
+    const auto given = std::find_if(masks.rows.begin(), masks.rows.end(), [&](const auto& entry) { return entry.first == run.slot; });
+    CHECK(given == masks.rows.end() || given->second.size() == num_words);
+    if (given != masks.rows.end())
+      mask_words_.insert(mask_words_.end(), given->second.begin(), given->second.end());
+    else
+      mask_words_.insert(mask_words_.end(), num_words, ~0u);
   }
-  if (tokens.empty()) return {};
+  const ops::TensorView view = step_.masks.first(static_cast<int64_t>(mask_words_.size() / row_words));
+  if (!mask_words_.empty()) upload(std::span<const uint32_t>(mask_words_), view);
+  return view;
+}
 
+/// Brings the MTP layer's KV up to date and proposes drafts (ops/draft_rows.h).
+Result<void> ModelRunner::draft(const StepPlan& plan) {
+  if (!model_.mtp || std::none_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.fill_mtp; })) return {};
+  int32_t depth = 0;
+  for (const InFlight::Run& run : current_->runs) depth = std::max(depth, run.num_drafts);
+  const LoadedMtp& mtp = *model_.mtp;
   ops::Launch go = launch();
-  model_.state_copy.kernel->enqueue(copies, go);
-  std::vector<int32_t> remaining(owners.size());
-  for (size_t r = 0; r < owners.size(); ++r)
-    remaining[r] = plan.runs[owners[r]].propose == DraftMethod::kMtp && runs[r].num_rows > 0 ? plan.runs[owners[r]].propose_depth : 0;
-
-  for (;;) {
-    // One pass over the MTP layer; afterwards mtp_hidden holds the head's own outputs.
-    ops::Rows rows;
-    rows.num_rows = static_cast<int32_t>(tokens.size());
-    rows.runs = runs;
-    rows.tokens = step_.tokens.first(rows.num_rows);
-    rows.indices = step_.indices.first(rows.num_rows);
-    rows.positions = step_.positions.first(rows.num_rows);
-    rows.slots = memory_.tables;
-    upload(tokens, rows.tokens);
-    upload(indices, rows.indices);
-    upload(positions, rows.positions);
-    const ops::TensorView embedding = step_.mtp_embedding.first(rows.num_rows), hidden = step_.mtp_hidden.first(rows.num_rows), x = step_.x.first(rows.num_rows);
+  const ops::TensorView runs = StepMemory::table(step_.inputs, layout_.draft_runs, num_runs());
+  const ops::TensorView last_rows = step_.last_rows.first(num_runs()), ids = step_.draft_ids.first(num_runs());
+  const auto with_tokens_of = [&](ops::Rows rows, int32_t pass) {
+    const StepMemory::DraftPass& own = step_.draft_passes[pass % 2];
+    rows.tokens = own.tokens.first(rows.num_rows);
+    rows.indices = own.indices.first(rows.num_rows);
+    rows.positions = own.positions.first(rows.num_rows);
+    return rows;
+  };
+  ops::Rows rows = with_tokens_of(rows_, 0);
+  mtp.rows.kernel->enqueue_first(runs, rows_, part(step_.sampled, 0, num_runs()), rows, last_rows, go);
+  ops::TensorView input = step_.hidden.first(rows.num_rows);
+  for (int32_t pass = 0;; ++pass) {
+    const ops::TensorView embedding = step_.draft_embedding.first(rows.num_rows), x = step_.x.first(rows.num_rows), hidden = step_.hidden.first(rows.num_rows);
     model_.embed.kernel->enqueue_lookup(rows.tokens, *model_.embed.packed, embedding, go);
-    model_.mtp->in.kernel->enqueue(rows, embedding, hidden, *model_.mtp->in.packed, x, go);
-    layer(model_.mtp->layer, rows, x, 0, memory_.kv.size() - 1, 1);
-
-    std::vector<int32_t> logit_rows;
-    std::vector<size_t> drafting;
-    for (size_t r = 0; r < runs.size(); ++r) {
-      if (remaining[r] == 0) continue;
-      logit_rows.push_back(runs[r].first_row + runs[r].num_rows - 1);
-      drafting.push_back(r);
-    }
-    if (logit_rows.empty()) return stream_->finish();
-    const auto num_drafting = static_cast<int64_t>(drafting.size());
-    if (num_drafting > plan_.limits.max_logit_rows) return make_error(ErrorCode::kInternal, "{} sequences draft in one step, {} fit", num_drafting, plan_.limits.max_logit_rows);
-    const ops::TensorView logits = step_.logits.first(num_drafting), drafts = step_.sampled.num_tokens.first(num_drafting);
-    model_.head.kernel->enqueue(rows, x, model_.mtp->norm_view, logit_rows, model_.head_weights(), hidden, logits, go);
-    model_.sample.kernel->enqueue_argmax(logits, drafts, go);
-    ASSIGN_OR_RETURN(const auto ids, download<int32_t>(drafts));
-
-    // The next pass: one row per sequence that drafts on.
-    std::vector<int32_t> next_tokens, next_indices, next_positions, next_remaining;
-    std::vector<ops::RowRun> next_runs;
-    std::vector<size_t> next_owners;
-    std::vector<ops::StateCopy::Copy> moves;
-    for (size_t d = 0; d < drafting.size(); ++d) {
-      const size_t r = drafting[d];
-      const size_t owner = owners[r];
-      RunResult& out = result.runs[owner];
-      if (plan.runs[owner].want == Want::kLogits) {
-        ASSIGN_OR_RETURN(auto row, download<float>(logits.at(static_cast<int64_t>(d))));
-        out.draft_logits.push_back(std::move(row));
+    mtp.in.kernel->enqueue(rows, embedding, input, *mtp.in.packed, x, go);
+    layer(mtp.layer, rows, x, 0, memory_.kv.size() - 1, 1);
+    if (pass == depth) return {};  // depth 0: nothing is proposed
+    for (int64_t first = 0; first < num_runs(); first += plan_.limits.max_logit_rows) {
+      const int64_t count = std::min<int64_t>(plan_.limits.max_logit_rows, num_runs() - first);
+      const ops::TensorView logits = step_.logits.first(count);
+      model_.head.kernel->enqueue(rows, x, mtp.norm_view, last_rows.part(first, count), model_.head_weights(), hidden, logits, go);
+      model_.sample.kernel->enqueue_argmax(logits, ids.part(first, count), go);
+      for (int64_t r = first; r < first + count; ++r) {
+        const auto i = static_cast<size_t>(r);
+        if (plan.runs[i].want != Want::kLogits || current_->runs[i].num_drafts <= pass) continue;
+        ASSIGN_OR_RETURN(auto row, download<float>(logits.at(r - first)));
+        current_->result.runs[i].draft_logits.push_back(std::move(row));
       }
-      ops::TensorView entry = memory_.tables.drafts.at(runs[r].slot);
-      entry.offset_bytes += out.drafts.size() * sizeof(int32_t);
-      entry.shape = Shape{1};
-      upload(std::vector<int32_t>{ids[d]}, entry);
-      out.drafts.push_back(ids[d]);
-      if (remaining[r] == 1) continue;
-      const int32_t row = logit_rows[d], target = static_cast<int32_t>(next_tokens.size());
-      next_tokens.push_back(ids[d]);
-      next_indices.push_back(indices[static_cast<size_t>(row)] + 1);
-      next_positions.insert(next_positions.end(), 3, positions[static_cast<size_t>(row) * 3] + 1);
-      next_runs.push_back({.slot = runs[r].slot, .first_row = target, .num_rows = 1, .kind = RowKind::kDecode, .committed = true});
-      next_owners.push_back(owner);
-      next_remaining.push_back(remaining[r] - 1);
-      if (row != target) moves.push_back({hidden.at(row), hidden.at(target)});  // target <= row, in ascending order: no source is overwritten early
     }
-    if (next_tokens.empty()) return stream_->finish();
-    model_.state_copy.kernel->enqueue(moves, go);
-    tokens = std::move(next_tokens);
-    indices = std::move(next_indices);
-    positions = std::move(next_positions);
-    runs = std::move(next_runs);
-    owners = std::move(next_owners);
-    remaining = std::move(next_remaining);
+    ops::Rows next = rows_;
+    next.num_rows = static_cast<int32_t>(num_runs());
+    next.runs = draft_runs_;
+    next.run_table = StepMemory::table(step_.inputs, layout_.draft_table, num_runs());
+    next.row_runs = StepMemory::table(step_.inputs, layout_.draft_row_runs, num_runs());
+    next = with_tokens_of(next, pass + 1);
+    input = step_.draft_hidden.first(num_runs());
+    mtp.rows.kernel->enqueue_next(runs, pass, ids, rows, hidden, next, input, last_rows, step_.drafts.first(num_runs()), go);
+    if (pass + 1 == depth) return {};
+    rows = next;
   }
 }
 
@@ -454,7 +471,8 @@ Result<ModelRunner::StateDump> ModelRunner::dump_state(int32_t slot, int32_t gdn
   ASSIGN_OR_RETURN(const auto u, widen(g.ring_u.at(slot)));
   ASSIGN_OR_RETURN(const auto gates, download<float>(g.ring_g.at(slot)));
   const int64_t ring = g.ring_k.shape[1];
-  const int32_t begin = boundary_value[0], end = cursor_[static_cast<size_t>(slot)];
+  ASSIGN_OR_RETURN(const auto cursor, download<int32_t>(memory_.tables.cursor.at(slot)));
+  const int32_t begin = boundary_value[0], end = cursor[0];
   CHECK(end - begin <= ops::kGrid);
   for (int64_t h = 0; h < nv && end > begin; ++h) {
     const float total = gates[static_cast<size_t>((end - 1) % ring * nv + h)];

@@ -123,6 +123,8 @@ ops::Head::Problem Problems::head() const {
   return p;
 }
 
+ops::DraftRows::Problem Problems::draft_rows() const { return {config_.hidden_size, numerics_.k_max, numerics_.activation}; }
+
 ops::Sample::Problem Problems::sample() const {
   return {.vocab_size = config_.vocab_size, .num_tokens = config_.vocab_size, .k_max = numerics_.k_max};
 }
@@ -157,6 +159,7 @@ std::string describe(const ops::Head::Problem& p) {
   return fmt::format("{{lm_head {}{}, {}}}", linear_text(p.lm_head), p.tied ? " tied" : "", dtype_name(p.activation));
 }
 std::string describe(const ops::Sample::Problem& p) { return fmt::format("{{vocab {}, {} drafts}}", p.vocab_size, p.k_max); }
+std::string describe(const ops::DraftRows::Problem& p) { return fmt::format("{{hidden {}, {} drafts, {}}}", p.hidden, p.k_max, dtype_name(p.activation)); }
 std::string describe(const ops::StateCopy::Problem&) { return "{}"; }
 std::string describe(const ops::Combine::Problem& p) {
   return fmt::format("{{hidden {}, {} ranks, {}}}", p.hidden, p.num_ranks, dtype_name(p.activation));

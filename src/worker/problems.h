@@ -36,6 +36,7 @@ class Problems {
   [[nodiscard]] ops::MtpIn::Problem mtp_in() const;
   [[nodiscard]] ops::Head::Problem head() const;
   [[nodiscard]] ops::Sample::Problem sample() const;
+  [[nodiscard]] ops::DraftRows::Problem draft_rows() const;
 
   /// Calls visit.template operator()<Op>(problem, wanted_by) for every op of the model, layer by layer. `wanted_by` names tensor and layer.
   template <class Visit>
@@ -64,6 +65,7 @@ std::string describe(const ops::MlpIn::Problem& p);
 std::string describe(const ops::MtpIn::Problem& p);
 std::string describe(const ops::Head::Problem& p);
 std::string describe(const ops::Sample::Problem& p);
+std::string describe(const ops::DraftRows::Problem& p);
 std::string describe(const ops::StateCopy::Problem& p);
 std::string describe(const ops::Combine::Problem& p);
 
@@ -98,6 +100,7 @@ void Problems::for_each(bool with_mtp, Visit&& visit) const {
   visit.template operator()<ops::Sample>(sample(), std::string("sampler"));
   visit.template operator()<ops::StateCopy>(ops::StateCopy::Problem{}, std::string("recurrent state"));
   if (with_mtp) {
+    visit.template operator()<ops::DraftRows>(draft_rows(), std::string("mtp"));
     visit.template operator()<ops::MtpIn>(mtp_in(), std::string("mtp.fc"));
     attention_layer(model::kMtpLayerPrefix, visit);
     mlp(model::kMtpLayerPrefix, visit);

@@ -21,6 +21,7 @@ ops::MlpIn::Problem reduced(ops::MlpIn::Problem problem, int64_t cap);
 ops::MtpIn::Problem reduced(ops::MtpIn::Problem problem, int64_t cap);
 ops::Head::Problem reduced(ops::Head::Problem problem, int64_t cap);
 ops::Sample::Problem reduced(ops::Sample::Problem problem, int64_t cap);
+ops::DraftRows::Problem reduced(ops::DraftRows::Problem problem, int64_t cap);
 ops::StateCopy::Problem reduced(ops::StateCopy::Problem problem, int64_t cap);
 
 /// Packs random weights, runs the kernel on rows of both kinds and keeps its outputs in `trial`. An error is the device's.
@@ -34,6 +35,7 @@ Result<void> run(const ops::MlpIn::Problem& problem, const ops::MlpIn::Kernel& k
 Result<void> run(const ops::MtpIn::Problem& problem, const ops::MtpIn::Kernel& kernel, Trial& trial);
 Result<void> run(const ops::Head::Problem& problem, const ops::Head::Kernel& kernel, Trial& trial);
 Result<void> run(const ops::Sample::Problem& problem, const ops::Sample::Kernel& kernel, Trial& trial);
+Result<void> run(const ops::DraftRows::Problem& problem, const ops::DraftRows::Kernel& kernel, Trial& trial);
 Result<void> run(const ops::StateCopy::Problem& problem, const ops::StateCopy::Kernel& kernel, Trial& trial);
 
 }  // namespace quern::worker::selftest

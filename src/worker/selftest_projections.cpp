@@ -144,12 +144,13 @@ Result<void> run(const ops::Head::Problem& p, const ops::Head::Kernel& kernel, T
   return for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
     std::vector<int32_t> logit_rows{n - 1};
     if (n > 1) logit_rows = {0, n / 2, n - 1};
+    ASSIGN_OR_RETURN(const ops::TensorView named, trial.ints({static_cast<int64_t>(logit_rows.size())}, logit_rows));
     ASSIGN_OR_RETURN(const Step step, trial.step(two_runs(kind, n), kAnywhere));
     ASSIGN_OR_RETURN(const ops::TensorView x, trial.uniform(p.activation, {n, p.hidden}, -2, 2));
     ASSIGN_OR_RETURN(const ops::TensorView hidden, trial.unwritten(p.activation, {n, p.hidden}));
     ASSIGN_OR_RETURN(const ops::TensorView logits, trial.unwritten(DType::kF32, {static_cast<int64_t>(logit_rows.size()), p.vocab_size}));
     ASSIGN_OR_RETURN(ops::Launch launch, trial.launch(kernel, n));
-    kernel.enqueue(step.rows, x, norm, logit_rows, *packed, hidden, logits, launch);
+    kernel.enqueue(step.rows, x, norm, named, *packed, hidden, logits, launch);
     RETURN_IF_ERROR(trial.keep("hidden of " + label, hidden, trial.bound(kRoundings, p.activation)));
     return trial.keep("logits of " + label, logits, trial.bound(kRoundings, p.activation, {p.lm_head.scheme}));
   });

@@ -108,6 +108,11 @@ ops::Sample::Problem reduced(ops::Sample::Problem p, int64_t cap) {
   return p;
 }
 
+ops::DraftRows::Problem reduced(ops::DraftRows::Problem p, int64_t cap) {
+  p.hidden = capped(p.hidden, cap);
+  return p;
+}
+
 ops::StateCopy::Problem reduced(ops::StateCopy::Problem p, int64_t) { return p; }
 
 }  // namespace quern::worker::selftest

@@ -18,21 +18,21 @@ Result<void> run(const ops::Embed::Problem& p, const ops::Embed::Kernel& kernel,
     ASSIGN_OR_RETURN(rows.tokens, trial.unwritten(DType::kI32, rows.tokens.shape));
     ASSIGN_OR_RETURN(rows.indices, trial.unwritten(DType::kI32, rows.indices.shape));
     ASSIGN_OR_RETURN(rows.positions, trial.unwritten(DType::kI32, rows.positions.shape));
-    std::vector<std::vector<int32_t>> tokens(rows.runs.size());
-    std::vector<ops::Embed::RunInput> inputs(rows.runs.size());
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const ops::RowRun& run = rows.runs[i];
+    std::vector<int32_t> given, run_positions;
+    for (const ops::RowRun& run : rows.runs) {
       const bool from_device = run.kind == ops::RowKind::kDecode && run.num_rows <= kDrafts + 1;
-      for (int32_t row = 0; !from_device && row < run.num_rows; ++row) tokens[i].push_back(trial.below(vocab));
-      inputs[i] = {.tokens = tokens[i], .position = {600, 7, 31}};
+      for (int32_t row = 0; row < run.num_rows; ++row) given.push_back(from_device ? -1 : trial.below(vocab));
+      run_positions.insert(run_positions.end(), {600, 7, 31});
     }
+    ASSIGN_OR_RETURN(rows.given_tokens, trial.ints({n}, given));
+    ASSIGN_OR_RETURN(rows.run_positions, trial.ints(rows.run_positions.shape, run_positions));
     for (const ops::TensorView& ids : {rows.slots.last_token, rows.slots.drafts}) {
       ASSIGN_OR_RETURN(const ops::TensorView valid, trial.tensor(DType::kI32, ids.shape, [&](int64_t) { return trial.below(vocab); }));
       trial.stream().copy(valid, ids);
     }
     ASSIGN_OR_RETURN(const ops::TensorView x, trial.unwritten(p.activation, {n, p.hidden}));
     ASSIGN_OR_RETURN(ops::Launch launch, trial.launch(kernel, n));
-    kernel.enqueue(rows, inputs, *packed, x, launch);
+    kernel.enqueue(rows, *packed, x, launch);
     RETURN_IF_ERROR(trial.keep("tokens of " + label, rows.tokens, 0));
     RETURN_IF_ERROR(trial.keep("indices of " + label, rows.indices, 0));
     RETURN_IF_ERROR(trial.keep("positions of " + label, rows.positions, 0));
@@ -42,6 +42,56 @@ Result<void> run(const ops::Embed::Problem& p, const ops::Embed::Kernel& kernel,
     kernel.enqueue_lookup(ids, *packed, looked_up, launch);
     return trial.keep("look-up of " + label, looked_up, 0);
   });
+}
+
+Result<void> run(const ops::DraftRows::Problem& p, const ops::DraftRows::Kernel& kernel, Trial& trial) {
+  // A prompt whose next token is sampled, a verify that accepts some of its drafts, one of a failed sequence, a prompt that goes on, and padding.
+  const auto drafts = static_cast<int32_t>(p.k_max);
+  const std::vector<ops::RowRun> runs = {{.slot = 2, .num_rows = 9, .kind = ops::RowKind::kPrompt},
+                                         {.slot = 0, .num_rows = drafts + 1, .kind = ops::RowKind::kDecode, .committed = false},
+                                         {.slot = 1, .num_rows = 1, .kind = ops::RowKind::kDecode},
+                                         {.slot = 2, .num_rows = 5, .kind = ops::RowKind::kPrompt},
+                                         {.slot = -1, .num_rows = 0, .kind = ops::RowKind::kDecode}};
+  const auto num_runs = static_cast<int64_t>(runs.size());
+  ASSIGN_OR_RETURN(const Step step, trial.step(runs, {.cursor = {200, 70, 40}, .boundary = {192, 64, 0}}));
+  const std::vector<ops::DraftRun> wanted = {{2, 1, -1, drafts}, {0, 1, -1, drafts}, {1, 1, -1, drafts}, {2, 1, 17, 0}, {}};
+  ASSIGN_OR_RETURN(const ops::TensorView draft_runs, trial.upload(std::as_bytes(std::span(wanted)), DType::kI32, {num_runs, ops::kDraftRunFields}));
+  ops::SampleOutput sampled;
+  ASSIGN_OR_RETURN(sampled.tokens, trial.tensor(DType::kI32, {num_runs, p.k_max + 1}, [](int64_t i) { return 20 + i; }));
+  ASSIGN_OR_RETURN(sampled.num_tokens, trial.ints({num_runs}, {1, std::max(drafts, 1), 0, 0, 0}));
+  ASSIGN_OR_RETURN(sampled.non_finite, trial.ints({num_runs}, {0, 0, 1, 0, 0}));
+  const int64_t n = step.rows.num_rows;
+  ASSIGN_OR_RETURN(const ops::TensorView last_rows, trial.unwritten(DType::kI32, {num_runs}));
+  ASSIGN_OR_RETURN(const ops::TensorView found, trial.tensor(DType::kI32, {num_runs, std::max<int64_t>(p.k_max, 1)}, [](int64_t) { return -1; }));
+  ASSIGN_OR_RETURN(const ops::TensorView hidden, trial.uniform(p.activation, {n, p.hidden}, -2, 2));
+  ASSIGN_OR_RETURN(ops::Launch launch, trial.launch(kernel, n));
+  const auto with_own_tokens = [&](ops::Rows rows, int64_t num_rows) -> Result<ops::Rows> {
+    rows.num_rows = static_cast<int32_t>(num_rows);
+    ASSIGN_OR_RETURN(rows.tokens, trial.unwritten(DType::kI32, {num_rows}));
+    ASSIGN_OR_RETURN(rows.indices, trial.unwritten(DType::kI32, {num_rows}));
+    ASSIGN_OR_RETURN(rows.positions, trial.unwritten(DType::kI32, {num_rows, 3}));
+    return rows;
+  };
+  const auto keep = [&](const std::string& label, const ops::Rows& rows) -> Result<void> {
+    RETURN_IF_ERROR(trial.keep("tokens of " + label, rows.tokens, 0));
+    RETURN_IF_ERROR(trial.keep("indices of " + label, rows.indices, 0));
+    RETURN_IF_ERROR(trial.keep("positions of " + label, rows.positions, 0));
+    return trial.keep("last rows of " + label, last_rows, 0);
+  };
+  ASSIGN_OR_RETURN(ops::Rows rows, with_own_tokens(step.rows, n));
+  kernel.enqueue_first(draft_runs, step.rows, sampled, rows, last_rows, launch);
+  RETURN_IF_ERROR(keep("the first pass", rows));
+  for (int32_t pass = 0; pass < drafts; ++pass) {
+    ASSIGN_OR_RETURN(const ops::TensorView ids, trial.tensor(DType::kI32, {num_runs}, [&](int64_t i) { return 7 * pass + i; }));
+    ASSIGN_OR_RETURN(const ops::Rows next, with_own_tokens(step.rows, num_runs));
+    ASSIGN_OR_RETURN(const ops::TensorView hidden_out, trial.unwritten(p.activation, {num_runs, p.hidden}));
+    kernel.enqueue_next(draft_runs, pass, ids, rows, hidden, next, hidden_out, last_rows, found, launch);
+    RETURN_IF_ERROR(keep(fmt::format("pass {}", pass + 1), next));
+    RETURN_IF_ERROR(trial.keep(fmt::format("hidden of pass {}", pass + 1), hidden_out.first(2), 0));
+    rows = next;
+  }
+  RETURN_IF_ERROR(trial.keep("drafts of the slots", step.rows.slots.drafts, 0));
+  return trial.keep("drafts", found, 0);
 }
 
 Result<void> run(const ops::StateCopy::Problem&, const ops::StateCopy::Kernel& kernel, Trial& trial) {
@@ -91,7 +141,7 @@ enum SampledSlot : int32_t {
 struct SamplerInputs {
   ops::SamplerTables sampler;
   ops::SlotTables slots;
-  ops::TensorView logits, masks;
+  ops::TensorView logits, masks, run_table;
   std::vector<ops::SampleRun> runs;
 };
 
@@ -103,7 +153,7 @@ Result<SamplerInputs> sampler_inputs(const ops::Sample::Problem& p, Trial& trial
   int32_t num_rows = 0;
   for (int32_t slot = 0; slot < kNumSampledSlots; ++slot) {
     ops::SampleRun run{.slot = slot, .num_rows = slot == kGreedy ? 70 : slot == kVerified ? drafts + 1 : 1};
-    run.sample_last_only = slot != kVerified;
+    run.verify = slot == kVerified ? 1 : 0;
     if (slot != kSilent) {
       run.first_logits_row = num_rows;
       num_rows += slot == kVerified ? drafts + 1 : 1;
@@ -113,6 +163,7 @@ Result<SamplerInputs> sampler_inputs(const ops::Sample::Problem& p, Trial& trial
     cursor.push_back(64 * slot + 63 - slot % 2);
     boundary.push_back(64 * slot);
   }
+  ASSIGN_OR_RETURN(in.run_table, trial.upload(std::as_bytes(std::span(in.runs)), DType::kI32, {kNumSampledSlots, ops::kSampleRunFields}));
   // A most likely token per row, all of which occur in the output and in the prompt; its rivals are close behind, and some are in neither.
   constexpr float kBest = 9, kRival = 8;
   std::vector<int32_t> best;
@@ -191,7 +242,7 @@ Result<void> run(const ops::Sample::Problem& p, const ops::Sample::Kernel& kerne
   kernel.enqueue_argmax(in.logits.first(in.logits.shape[0] - 1), ids, launch);
   RETURN_IF_ERROR(trial.keep("most likely tokens", ids, 0));
 
-  kernel.enqueue(in.runs, in.logits, in.masks, in.sampler, in.slots, out, launch);
+  kernel.enqueue(in.run_table, in.logits, in.masks, in.sampler, in.slots, out, launch);
   ASSIGN_OR_RETURN(const std::vector<float> num_tokens, trial.read(out.num_tokens));
   RETURN_IF_ERROR(trial.keep("numbers of tokens", out.num_tokens, 0));
   RETURN_IF_ERROR(trial.keep("non-finite flags", out.non_finite, 0));

@@ -87,8 +87,16 @@ Result<Step> Trial::step(std::vector<ops::RowRun> runs, const Positions& positio
   }
   step.runs = std::move(runs);
   const auto n = static_cast<int32_t>(indices.size());
+  const auto num_runs = static_cast<int32_t>(step.runs.size());
   step.rows.num_rows = n;
   step.rows.runs = step.runs;
+  std::vector<ops::RunEntry> entries(step.runs.size());
+  std::vector<int32_t> row_runs(indices.size());
+  ops::fill_run_tables(step.runs, entries, row_runs);
+  ASSIGN_OR_RETURN(step.rows.run_table, upload(std::as_bytes(std::span(entries)), DType::kI32, {num_runs, ops::kRunFields}));
+  ASSIGN_OR_RETURN(step.rows.row_runs, ints({n}, row_runs));
+  ASSIGN_OR_RETURN(step.rows.given_tokens, ints({n}, tokens));
+  ASSIGN_OR_RETURN(step.rows.run_positions, ints({num_runs, 3}, std::vector<int32_t>(static_cast<size_t>(num_runs) * 3, 0)));
   ASSIGN_OR_RETURN(step.rows.tokens, ints({n}, tokens));
   ASSIGN_OR_RETURN(step.rows.indices, ints({n}, indices));
   ASSIGN_OR_RETURN(step.rows.positions, ints({n, 3}, triples));

@@ -32,8 +32,8 @@ Sizes::Sizes(const model::ModelConfig& c, const Numerics& n, bool with_mtp) {
   gdn_scratch = channels + 2 * value_width + 2 * round_up(c.linear_num_value_heads, 16);       // qkv, z, output, b, a
   mlp_scratch = c.intermediate_size;
   scratch_elements = std::max({attention_scratch, gdn_scratch, mlp_scratch});
-  const int64_t mtp_rows = with_mtp ? 2 : 0;                                                   // embedding and residual of the MTP layer
-  row_bytes = static_cast<uint64_t>((scratch_elements + (2 + mtp_rows) * c.hidden_size) * activation + 8 * 4);
+  const int64_t draft_rows = with_mtp ? 1 : 0;                                                 // embedding of the MTP layer
+  row_bytes = static_cast<uint64_t>((scratch_elements + (2 + draft_rows) * c.hidden_size) * activation + (7 + 10 * draft_rows) * 4);  // and tables
   logits_row_bytes = static_cast<uint64_t>(c.vocab_size) * 4;
 }
 

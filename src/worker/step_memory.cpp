@@ -2,6 +2,33 @@
 
 namespace quern::worker {
 
+StepLayout::StepLayout(const WorkerLimits& limits) {
+  const int64_t num_runs = limits.num_slots, per_run = limits.k_max + 1;
+  const auto place = [](int64_t& end, Table& table, int64_t capacity, int64_t width) {
+    table = {end, capacity, width};
+    end += round_up(capacity * width, 32);  // on whole cache lines
+  };
+  place(num_inputs, runs, num_runs, ops::kRunFields);
+  place(num_inputs, run_positions, num_runs, 3);
+  place(num_inputs, sample_runs, num_runs, ops::kSampleRunFields);
+  place(num_inputs, draft_runs, num_runs, ops::kDraftRunFields);
+  place(num_inputs, draft_table, num_runs, ops::kRunFields);
+  place(num_inputs, draft_row_runs, num_runs, 1);
+  place(num_inputs, logit_rows, num_runs * per_run, 1);
+  place(num_inputs, row_runs, limits.max_rows, 1);
+  place(num_inputs, given_tokens, limits.max_rows, 1);
+  place(num_results, tokens, num_runs, per_run);
+  place(num_results, num_tokens, num_runs, 1);
+  place(num_results, non_finite, num_runs, 1);
+  place(num_results, drafts, num_runs, limits.k_max);
+}
+
+ops::TensorView StepMemory::table(const ops::TensorView& base, const StepLayout::Table& table, int64_t entries) {
+  CHECK(entries <= table.capacity);
+  const Shape shape = table.width == 1 ? Shape{entries} : Shape{entries, table.width};
+  return {base.buffer, base.offset_bytes + static_cast<size_t>(table.offset) * sizeof(int32_t), DType::kI32, shape};
+}
+
 Result<ops::TensorView> StepMemory::tensor(ops::Device& device, std::string_view purpose, DType dtype, const Shape& shape) {
   ASSIGN_OR_RETURN(auto buffer, device.allocate(static_cast<size_t>(shape.num_elements()) * dtype_size(dtype), purpose));
   buffers_.push_back(std::move(buffer));
@@ -20,23 +47,36 @@ Result<StepMemory> StepMemory::allocate(const ExecutionPlan& plan, const Sizes& 
   m.num_v_heads_ = c.linear_num_value_heads;
   m.value_width_ = c.linear_num_value_heads * c.linear_value_head_dim;
   m.intermediate_ = c.intermediate_size;
+  const StepLayout layout(limits);
+  const int64_t runs = limits.num_slots, per_run = limits.k_max + 1, width = 1 + ops::kMaxLogprobs;
+  ASSIGN_OR_RETURN(m.inputs, m.tensor(device, "step inputs", DType::kI32, {layout.num_inputs}));
+  ASSIGN_OR_RETURN(m.results, m.tensor(device, "step results", DType::kI32, {layout.num_results}));
   ASSIGN_OR_RETURN(m.tokens, m.tensor(device, "step tokens", DType::kI32, {rows}));
   ASSIGN_OR_RETURN(m.indices, m.tensor(device, "step indices", DType::kI32, {rows}));
   ASSIGN_OR_RETURN(m.positions, m.tensor(device, "step positions", DType::kI32, {rows, 3}));
   ASSIGN_OR_RETURN(m.x, m.tensor(device, "residual", plan.activation, {rows, c.hidden_size}));
   ASSIGN_OR_RETURN(m.hidden, m.tensor(device, "final hidden", plan.activation, {rows, c.hidden_size}));
   if (plan.with_mtp) {
-    ASSIGN_OR_RETURN(m.mtp_embedding, m.tensor(device, "MTP embedding", plan.activation, {rows, c.hidden_size}));
-    ASSIGN_OR_RETURN(m.mtp_hidden, m.tensor(device, "MTP hidden", plan.activation, {rows, c.hidden_size}));
+    for (DraftPass& pass : m.draft_passes) {
+      ASSIGN_OR_RETURN(pass.tokens, m.tensor(device, "draft tokens", DType::kI32, {rows}));
+      ASSIGN_OR_RETURN(pass.indices, m.tensor(device, "draft indices", DType::kI32, {rows}));
+      ASSIGN_OR_RETURN(pass.positions, m.tensor(device, "draft positions", DType::kI32, {rows, 3}));
+    }
+    ASSIGN_OR_RETURN(m.draft_embedding, m.tensor(device, "draft embedding", plan.activation, {rows, c.hidden_size}));
+    ASSIGN_OR_RETURN(m.draft_hidden, m.tensor(device, "draft hidden", plan.activation, {runs, c.hidden_size}));
+    ASSIGN_OR_RETURN(m.draft_ids, m.tensor(device, "draft ids", DType::kI32, {runs}));
+    ASSIGN_OR_RETURN(m.last_rows, m.tensor(device, "last draft rows", DType::kI32, {runs}));
+    m.drafts = table(m.results, layout.drafts, runs);
   }
   ASSIGN_OR_RETURN(m.scratch_, m.tensor(device, "activations", plan.activation, {rows * sizes.scratch_elements}));
   ASSIGN_OR_RETURN(m.logits, m.tensor(device, "logits", DType::kF32, {limits.max_logit_rows, c.vocab_size}));
+  ASSIGN_OR_RETURN(m.exported_rows, m.tensor(device, "exported rows", DType::kI32, {limits.max_logit_rows}));
   ASSIGN_OR_RETURN(m.masks, m.tensor(device, "grammar masks", DType::kI32, {limits.max_logit_rows, ceil_div(c.vocab_size, 32)}));
   ASSIGN_OR_RETURN(m.workspace, m.tensor(device, "kernel workspace", DType::kU8, {static_cast<int64_t>(std::max<size_t>(kernel_workspace_bytes, 64))}));
-  const int64_t runs = limits.num_slots, per_run = limits.k_max + 1, width = 1 + ops::kMaxLogprobs;
-  ASSIGN_OR_RETURN(m.sampled.tokens, m.tensor(device, "sampled tokens", DType::kI32, {runs, per_run}));
-  ASSIGN_OR_RETURN(m.sampled.num_tokens, m.tensor(device, "sampled counts", DType::kI32, {runs}));
-  ASSIGN_OR_RETURN(m.sampled.non_finite, m.tensor(device, "non-finite flags", DType::kI32, {runs}));
+  m.sampled.tokens = table(m.results, layout.tokens, runs);
+  m.sampled.tokens.shape = Shape{runs, per_run};
+  m.sampled.num_tokens = table(m.results, layout.num_tokens, runs);
+  m.sampled.non_finite = table(m.results, layout.non_finite, runs);
   ASSIGN_OR_RETURN(m.sampled.logprobs, m.tensor(device, "logprobs", DType::kF32, {runs, per_run, width}));
   ASSIGN_OR_RETURN(m.sampled.logprob_ids, m.tensor(device, "logprob ids", DType::kI32, {runs, per_run, width}));
   ASSIGN_OR_RETURN(m.sampled.chosen_rank, m.tensor(device, "chosen ranks", DType::kI32, {runs, per_run}));

@@ -9,18 +9,44 @@
 
 namespace quern::worker {
 
-/// Where the rows of one step live on the device: activations, logits, tables, scratch. Made once, reused by every step.
+/// Where the tables of one step lie in one tensor of i32, so that one copy carries them: those that the host writes for the device, and those that it reads back.
+struct StepLayout {
+  explicit StepLayout(const WorkerLimits& limits);
+
+  struct Table {
+    int64_t offset = 0, capacity = 0, width = 1;  // entries of `width` integers
+  };
+  // To the device, one entry a run: RunEntry, (t, h, w), SampleRun, DraftRun, RunEntry of the further draft passes; then one a sampled row; then one a row.
+  Table runs, run_positions, sample_runs, draft_runs, draft_table, draft_row_runs, logit_rows, row_runs, given_tokens;
+  int64_t num_inputs = 0;
+  // To the host, one entry a run.
+  Table tokens, num_tokens, non_finite, drafts;
+  int64_t num_results = 0;
+};
+
+/// Where the rows of one step live on the device: tables, activations, logits, scratch. Made once, reused by every step.
 class StepMemory {
  public:
   static Result<StepMemory> allocate(const ExecutionPlan& plan, const Sizes& sizes, size_t kernel_workspace_bytes, ops::Device& device);
 
+  ops::TensorView inputs, results;                 // i32: see StepLayout
   ops::TensorView tokens, indices, positions;      // i32 [max_rows], [max_rows], [max_rows, 3]
   ops::TensorView x, hidden;                       // activation [max_rows, hidden]
-  ops::TensorView mtp_embedding, mtp_hidden;       // the same, with MTP only
   ops::TensorView logits;                          // f32 [max_logit_rows, vocab]
+  ops::TensorView exported_rows;                   // i32 [max_logit_rows]: rows whose logits go to the host
   ops::TensorView masks;                           // u32 as i32 [max_logit_rows, ceil(vocab / 32)]
   ops::TensorView workspace;                       // u8
-  ops::SampleOutput sampled;
+  ops::SampleOutput sampled;                       // partly in `results`
+
+  /// With MTP only. The rows of two successive passes, and the hidden states that a further pass begins with.
+  struct DraftPass {
+    ops::TensorView tokens, indices, positions;    // as above
+  };
+  DraftPass draft_passes[2];
+  ops::TensorView draft_embedding;                 // activation [max_rows, hidden]
+  ops::TensorView draft_hidden;                    // activation [num_slots, hidden]
+  ops::TensorView draft_ids, last_rows;            // i32 [num_slots]
+  ops::TensorView drafts;                          // i32 [num_slots, k_max], in `results`
 
   // Attention, GDN and MLP take turns with one scratch; rows is the number of rows of the step.
   [[nodiscard]] ops::TensorView query(int64_t rows) const;
@@ -29,6 +55,9 @@ class StepMemory {
   [[nodiscard]] ops::GdnInputs gdn_inputs(int64_t rows) const;
   [[nodiscard]] ops::Activation gdn_out(int64_t rows) const;
   [[nodiscard]] ops::Activation mlp(int64_t rows) const;
+
+  /// A table of `layout` in `inputs` or `results`: [entries] or [entries, width].
+  static ops::TensorView table(const ops::TensorView& base, const StepLayout::Table& table, int64_t entries);
 
  private:
   Result<ops::TensorView> tensor(ops::Device& device, std::string_view purpose, DType dtype, const Shape& shape);

@@ -170,13 +170,22 @@ struct Step {
   Rows rows;
 
   /// Indices and positions are filled as `embed` would; block tables give every slot its own blocks in a scrambled order.
-  Step(Bed& bed, const std::vector<RowRun>& step_runs, const SlotTables& slots) : runs(step_runs) {
+  /// Rows past those of the runs, up to `num_rows`, are padding.
+  Step(Bed& bed, const std::vector<RowRun>& step_runs, const SlotTables& slots, int32_t num_rows = 0) : runs(step_runs) {
+    rows.num_rows = num_rows;
     for (const RowRun& run : runs) rows.num_rows = std::max(rows.num_rows, run.first_row + run.num_rows);
     rows.runs = runs;
     rows.slots = slots;
+    const auto num_runs = static_cast<int64_t>(runs.size());
+    rows.run_table = bed.tensor(DType::kI32, {num_runs, kRunFields});
+    rows.row_runs = bed.tensor(DType::kI32, {rows.num_rows});
+    rows.given_tokens = bed.tensor(DType::kI32, {rows.num_rows});
+    rows.run_positions = bed.zeros(DType::kI32, {num_runs, 3});
+    fill_run_tables(runs, {rows.run_table.data<RunEntry>(), runs.size()}, {rows.row_runs.data<int32_t>(), static_cast<size_t>(rows.num_rows)});
     rows.tokens = bed.tensor(DType::kI32, {rows.num_rows});
     rows.indices = bed.tensor(DType::kI32, {rows.num_rows});
-    rows.positions = bed.tensor(DType::kI32, {rows.num_rows, 3});
+    rows.positions = bed.zeros(DType::kI32, {rows.num_rows, 3});
+    std::fill_n(rows.indices.data<int32_t>(), rows.num_rows, -1);
     for (const RowRun& run : runs)
       for (int32_t i = 0; i < run.num_rows; ++i) {
         const int32_t index = slots.cursor.data<int32_t>()[run.slot] + i;

@@ -27,7 +27,7 @@ TEST(Embed, LooksUpRowsOfEveryScheme) {
     }
 }
 
-TEST(Embed, ResolvesTokensIndicesAndPositionsOfPromptDecodeAndVerifyRows) {
+TEST(Embed, ResolvesTokensIndicesAndPositionsOfPromptDecodeVerifyAndPaddingRows) {
   Bed bed;
   Random random(6);
   const LinearCase table(bed, random, {50, 32, WeightScheme::kBF16});
@@ -49,21 +49,21 @@ TEST(Embed, ResolvesTokensIndicesAndPositionsOfPromptDecodeAndVerifyRows) {
              {2, 2, 3, RowKind::kDecode, false},
              {3, 5, 1, RowKind::kDecode, true},
              {0, 6, 2, RowKind::kDecode, true}},
-            slots);
+            slots, 9);
   for (const TensorView& view : {step.rows.tokens, step.rows.indices, step.rows.positions})
     bed.stream().copy(bed.tensor(view.dtype, view.shape), view);
-  const std::vector<int32_t> prompt = {7, 8}, replay = {9, 10};
-  const std::vector<Embed::RunInput> inputs = {{prompt, {5, 6, 7}}, {}, {}, {replay, {0, 0, 0}}};
-  const TensorView x = bed.tensor(DType::kBF16, {8, 32});
-  Launch launch = bed.launch(*kernel, 8);
-  kernel->enqueue(step.rows, inputs, packed, x, launch);
+  step.rows.given_tokens = bed.ints({9}, std::vector<int32_t>{7, 8, -1, -1, -1, -1, 9, 10, 13});
+  step.rows.run_positions = bed.ints({4, 3}, std::vector<int32_t>{5, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0});
+  const TensorView x = bed.tensor(DType::kBF16, {9, 32});
+  Launch launch = bed.launch(*kernel, 9);
+  kernel->enqueue(step.rows, packed, x, launch);
   const auto ints = [](const TensorView& view) {
     return std::vector<int32_t>(view.data<int32_t>(), view.data<int32_t>() + view.shape.num_elements());
   };
-  const std::vector<int32_t> tokens = {7, 8, 41, 30, 31, 42, 9, 10};
+  const std::vector<int32_t> tokens = {7, 8, 41, 30, 31, 42, 9, 10, 0};
   EXPECT_EQ(ints(step.rows.tokens), tokens);
-  EXPECT_EQ(ints(step.rows.indices), (std::vector<int32_t>{64, 65, 10, 11, 12, 20, 0, 1}));
-  EXPECT_EQ(ints(step.rows.positions), (std::vector<int32_t>{5, 6, 7, 6, 7, 8, 6, 6, 6, 7, 7, 7, 8, 8, 8, 27, 27, 27, 0, 0, 0, 1, 1, 1}));
+  EXPECT_EQ(ints(step.rows.indices), (std::vector<int32_t>{64, 65, 10, 11, 12, 20, 0, 1, -1}));
+  EXPECT_EQ(ints(step.rows.positions), (std::vector<int32_t>{5, 6, 7, 6, 7, 8, 6, 6, 6, 7, 7, 7, 8, 8, 8, 27, 27, 27, 0, 0, 0, 1, 1, 1, 0, 0, 0}));
   for (size_t row = 0; row < tokens.size(); ++row)
     EXPECT_EQ(Bed::bytes(x.at(static_cast<int64_t>(row))), Bed::bytes(table.source.weight.at(tokens[row])));
 }

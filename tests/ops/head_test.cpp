@@ -18,12 +18,13 @@ TEST(Head, NormsEveryRowAndGivesLogitsOfTheNamedOnes) {
     const TensorView x = bed.tensor(dtype, {70, kHidden}, random.normals(70 * kHidden));
     const TensorView hidden = bed.tensor(dtype, {70, kHidden}), logits = bed.tensor(DType::kF32, {3, kVocab});
     const std::vector<int32_t> wanted = {69, 0, 64};
+    const TensorView named = bed.ints({3}, wanted);
     const RowRun all{0, 0, 70, RowKind::kPrompt, true};
     Rows rows;
     rows.num_rows = 70;
     rows.runs = {&all, 1};
     Launch launch = bed.launch(*kernel, 70);
-    kernel->enqueue(rows, x, norm, wanted, packed, hidden, logits, launch);
+    kernel->enqueue(rows, x, norm, named, packed, hidden, logits, launch);
     Vector expected_hidden, expected_logits;
     for (size_t row = 0; row < 70; ++row)
       for (const double y : rms_norm(testing::row(Bed::doubles(x), row, kHidden), Bed::doubles(norm), 1e-6, 1.0))
@@ -53,7 +54,7 @@ TEST(Head, ReadsTheEmbeddingsBufferWhenTied) {
     Rows rows;
     rows.num_rows = 2;
     rows.runs = {&all, 1};
-    const std::vector<int32_t> both = {0, 1};
+    const TensorView both = bed.ints({2}, std::vector<int32_t>{0, 1});
     std::string bytes[2];
     for (int i = 0; i < 2; ++i) {
       const auto& kernel = i == 0 ? *tied : *own;

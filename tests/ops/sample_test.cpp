@@ -34,6 +34,7 @@ class Sampler {
     out_.logprobs = bed_.tensor(DType::kF32, {1, kMaxDrafts + 1, 1 + kMaxLogprobs});
     out_.logprob_ids = bed_.tensor(DType::kI32, {1, kMaxDrafts + 1, 1 + kMaxLogprobs});
     out_.chosen_rank = bed_.tensor(DType::kI32, {1, kMaxDrafts + 1});
+    runs_ = bed_.tensor(DType::kI32, {1, kSampleRunFields});
     workspace_ = bed_.launch(*kernel_, 1).workspace;
     logits_ = bed_.tensor(DType::kF32, {kMaxDrafts + 1, vocab});
     masks_ = bed_.tensor(DType::kI32, {kMaxDrafts + 1, (vocab + 31) / 32});
@@ -58,18 +59,19 @@ class Sampler {
   }
 
   /// The last of `num_rows` rows is sampled.
-  Answer sample(const std::vector<float>& logits, int32_t num_rows = 1) { return run({logits}, {1, num_rows, 0, true, masked_ ? 0 : -1}); }
+  Answer sample(const std::vector<float>& logits, int32_t num_rows = 1) { return run({logits}, {1, num_rows, 0, 0, masked_ ? 0 : -1}); }
   Answer verify(const std::vector<std::vector<float>>& rows) {
-    return run(rows, {1, static_cast<int32_t>(rows.size()), 0, false, masked_ ? 0 : -1});
+    return run(rows, {1, static_cast<int32_t>(rows.size()), 0, 1, masked_ ? 0 : -1});
   }
-  Answer skip(int32_t num_rows) { return run({}, {1, num_rows, -1, true, -1}); }
+  Answer skip(int32_t num_rows) { return run({}, {1, num_rows, -1, 0, -1}); }
 
  private:
   Answer run(const std::vector<std::vector<float>>& rows, const SampleRun& run) {
     for (size_t i = 0; i < rows.size(); ++i)
       std::copy(rows[i].begin(), rows[i].end(), logits_.data<float>() + static_cast<int64_t>(i) * vocab_);
     Launch launch{bed_.stream(), workspace_};
-    kernel_->enqueue({&run, 1}, logits_, masks_, tables_, slots_, out_, launch);
+    std::memcpy(runs_.data<SampleRun>(), &run, sizeof run);
+    kernel_->enqueue(runs_, logits_, masks_, tables_, slots_, out_, launch);
     Answer answer;
     answer.non_finite = out_.non_finite.data<int32_t>()[0] != 0;
     answer.tokens.assign(out_.tokens.data<int32_t>(), out_.tokens.data<int32_t>() + out_.num_tokens.data<int32_t>()[0]);
@@ -85,7 +87,7 @@ class Sampler {
   SlotTables slots_;
   SamplerTables tables_;
   SampleOutput out_;
-  TensorView workspace_, logits_, masks_;
+  TensorView workspace_, runs_, logits_, masks_;
   bool masked_ = false;
 };
 

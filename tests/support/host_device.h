@@ -19,6 +19,7 @@ class HostDevice final : public ops::Device {
     allocated_ += size_bytes;
     return std::unique_ptr<ops::Buffer>(std::make_unique<OwnedBuffer>(size_bytes, allocated_));
   }
+  Result<std::unique_ptr<ops::Buffer>> allocate_host(size_t size_bytes, std::string_view purpose) override { return allocate(size_bytes, purpose); }
   Result<std::unique_ptr<ops::Stream>> make_stream() override { return std::unique_ptr<ops::Stream>(std::make_unique<HostStream>()); }
   [[nodiscard]] bool reads_host_memory() const override { return in_place_; }
   [[nodiscard]] std::unique_ptr<ops::Buffer> wrap_host_memory(std::span<const std::byte> memory) override {
@@ -68,6 +69,8 @@ class HostDevice final : public ops::Device {
       pending_.clear();
       return {};
     }
+    ops::Mark mark() override { return 0; }
+    Result<void> wait(ops::Mark) override { return finish(); }
 
    private:
     struct Copy {

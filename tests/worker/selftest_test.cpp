@@ -41,7 +41,7 @@ ops::KernelTable plain_table() {
   return {.embed = only_plain<ops::Embed>(), .attn_in = only_plain<ops::AttnIn>(), .attention = only_plain<ops::Attention>(),
           .gdn_in = only_plain<ops::GdnIn>(), .gdn_mix = only_plain<ops::GdnMix>(), .out_residual = only_plain<ops::OutResidual>(),
           .mlp_in = only_plain<ops::MlpIn>(), .down_residual = only_plain<ops::DownResidual>(), .mtp_in = only_plain<ops::MtpIn>(),
-          .head = only_plain<ops::Head>(), .sample = only_plain<ops::Sample>(), .state_copy = only_plain<ops::StateCopy>(),
+          .head = only_plain<ops::Head>(), .sample = only_plain<ops::Sample>(), .draft_rows = only_plain<ops::DraftRows>(), .state_copy = only_plain<ops::StateCopy>(),
           .combine = only_plain<ops::Combine>()};
 }
 
@@ -123,10 +123,11 @@ struct RenamedTable {
   Planted<ops::MtpIn> mtp_in = renamed<ops::MtpIn>();
   Planted<ops::Head> head = renamed<ops::Head>();
   Planted<ops::Sample> sample = renamed<ops::Sample>();
+  Planted<ops::DraftRows> draft_rows = renamed<ops::DraftRows>();
   Planted<ops::StateCopy> state_copy = renamed<ops::StateCopy>();
   ops::KernelTable table{.embed = embed.list, .attn_in = attn_in.list, .attention = attention.list, .gdn_in = gdn_in.list, .gdn_mix = gdn_mix.list,
                          .out_residual = out_residual.list, .mlp_in = mlp_in.list, .down_residual = down_residual.list, .mtp_in = mtp_in.list,
-                         .head = head.list, .sample = sample.list, .state_copy = state_copy.list, .combine = cpu_table().combine};
+                         .head = head.list, .sample = sample.list, .draft_rows = draft_rows.list, .state_copy = state_copy.list, .combine = cpu_table().combine};
 };
 
 TEST_F(SelfTest, PassesRightKernelsOfEveryOpAndProblem) {
@@ -495,9 +496,9 @@ TEST_F(SelfTest, FindsAnEmbeddingOfTheWrongPositions) {
     size_t packed_bytes() const override { return inner_->packed_bytes(); }
     std::string_view table_layout() const override { return inner_->table_layout(); }
     void pack(const ops::LinearSource& table, Buffer& packed, Stream& stream) const override { inner_->pack(table, packed, stream); }
-    void enqueue(const Rows& rows, std::span<const ops::Embed::RunInput> inputs, const Buffer& packed, const TensorView& x, Launch& launch) const override {
+    void enqueue(const Rows& rows, const Buffer& packed, const TensorView& x, Launch& launch) const override {
       std::fill_n(rows.slots.position_delta.data<int32_t>(), rows.slots.position_delta.shape[0], 0);
-      inner_->enqueue(rows, inputs, packed, x, launch);
+      inner_->enqueue(rows, packed, x, launch);
     }
     void enqueue_lookup(const TensorView& tokens, const Buffer& packed, const TensorView& x, Launch& launch) const override {
       inner_->enqueue_lookup(tokens, packed, x, launch);
@@ -517,7 +518,7 @@ TEST_F(SelfTest, FindsASamplerThatTakesTheHighestIdOnTies) {
     Sampler(const ops::Sample::Problem& problem, ops::Device& device) : inner_(plain<ops::Sample>().make(problem, device).value()) {}
     std::string_view arithmetic() const override { return "test"; }
     size_t workspace_bytes(int64_t max_rows) const override { return inner_->workspace_bytes(max_rows); }
-    void enqueue(std::span<const ops::SampleRun> runs, const TensorView& logits, const TensorView& masks, const ops::SamplerTables& sampler,
+    void enqueue(const TensorView& runs, const TensorView& logits, const TensorView& masks, const ops::SamplerTables& sampler,
                  const ops::SlotTables& slots, const ops::SampleOutput& out, Launch& launch) const override {
       inner_->enqueue(runs, logits, masks, sampler, slots, out, launch);
     }
@@ -544,7 +545,7 @@ TEST_F(SelfTest, FindsASamplerWithoutLogitBias) {
     Sampler(const ops::Sample::Problem& problem, ops::Device& device) : inner_(plain<ops::Sample>().make(problem, device).value()) {}
     std::string_view arithmetic() const override { return "test"; }
     size_t workspace_bytes(int64_t max_rows) const override { return inner_->workspace_bytes(max_rows); }
-    void enqueue(std::span<const ops::SampleRun> runs, const TensorView& logits, const TensorView& masks, const ops::SamplerTables& sampler,
+    void enqueue(const TensorView& runs, const TensorView& logits, const TensorView& masks, const ops::SamplerTables& sampler,
                  const ops::SlotTables& slots, const ops::SampleOutput& out, Launch& launch) const override {
       auto* params = sampler.params.data<ops::SlotSampling>();
       std::vector<ops::SlotSampling> given(params, params + sampler.params.shape[0]);

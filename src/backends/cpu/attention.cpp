@@ -40,16 +40,18 @@ class AttentionKernel final : public ops::Attention::Kernel {
   void enqueue(const ops::Rows& rows, const ops::TensorView& query, const ops::TensorView& gate, const ops::KvCacheView& kv,
                int32_t first_index, const ops::Activation& out, ops::Launch& launch) const override {
     for (const ops::RowRun& run : rows.runs) {
-      const int64_t tiles = (run.num_rows + kTile - 1) / kTile;
+      const int32_t* indices = rows.indices.data<int32_t>() + run.first_row;
+      const auto run_rows = std::count_if(indices, indices + run.num_rows, [](int32_t index) { return index >= 0; });  // padding stands at the end
+      if (run_rows == 0) continue;
+      const int64_t tiles = (run_rows + kTile - 1) / kTile;
       const int32_t* block_table = rows.slots.block_tables.data<int32_t>() + run.slot * rows.slots.block_tables.shape[1];
-      if (run.num_rows == 0) continue;
-      const int64_t num_keys = int64_t{rows.indices.data<int32_t>()[run.first_row + run.num_rows - 1]} + 1;
-      const int64_t item_cost = 2 * std::min<int64_t>(kTile, run.num_rows) * max_heads_ * num_keys * problem_.head_dim;
+      const int64_t num_keys = int64_t{indices[run_rows - 1]} + 1;
+      const int64_t item_cost = 2 * std::min<int64_t>(kTile, run_rows) * max_heads_ * num_keys * problem_.head_dim;
       pool_.parallel_for(tiles * problem_.num_kv_heads, item_cost, [&](int64_t begin, int64_t end, int thread) {
         const TileScratch scratch = scratch_of(launch.workspace, thread);
         for (int64_t item = begin; item < end; ++item) {
           const int64_t tile = item / problem_.num_kv_heads, kv_head = item % problem_.num_kv_heads;
-          const int64_t row = run.first_row + tile * kTile, num_rows = std::min(kTile, run.num_rows - tile * kTile);
+          const int64_t row = run.first_row + tile * kTile, num_rows = std::min<int64_t>(kTile, run_rows - tile * kTile);
           attend(rows.indices.data<int32_t>() + row, row, num_rows, kv_head, block_table, kv, first_index, query, gate, out.data, scratch);
         }
       });

@@ -86,6 +86,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
             float* key = k + row * kv_width() + kv_head * d;
             norm_and_rotate(key, k_norm, turn);
             const int32_t index = rows.indices.data<int32_t>()[first + row];
+            if (index < 0) continue;  // padding
             const int64_t place =
                 (int64_t{block_tables[row][index / ops::kGrid]} * problem_.num_kv_heads + kv_head) * ops::kGrid + index % ops::kGrid;
             write_kv(key, kv.k, kv.k_scale, kv_head, place);

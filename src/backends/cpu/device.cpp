@@ -61,6 +61,8 @@ class Stream final : public ops::Stream {
     if (!destination.empty()) std::memset(destination.data<std::byte>(), 0, destination.size_bytes());
   }
   Result<void> finish() override { return {}; }
+  ops::Mark mark() override { return 0; }
+  Result<void> wait(ops::Mark) override { return {}; }  // what was enqueued is done
 };
 
 }  // namespace
@@ -81,6 +83,8 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::st
   if (size_bytes >= kHugePage) madvise(data, size_bytes, MADV_HUGEPAGE);  // a wish; small pages do as well
   return std::unique_ptr<ops::Buffer>(std::make_unique<MappedBuffer>(static_cast<std::byte*>(data), size_bytes, allocated_));
 }
+
+Result<std::unique_ptr<ops::Buffer>> Device::allocate_host(size_t size_bytes, std::string_view purpose) { return allocate(size_bytes, purpose); }
 
 Result<std::unique_ptr<ops::Stream>> Device::make_stream() { return std::unique_ptr<ops::Stream>(std::make_unique<Stream>()); }
 

@@ -17,6 +17,7 @@ class Device final : public ops::Device {
   [[nodiscard]] const ops::DeviceTraits& traits() const override { return traits_; }
   /// 64-byte aligned. Pages of large buffers take memory when they are first touched; what was promised is limited by memory_bytes.
   Result<std::unique_ptr<ops::Buffer>> allocate(size_t size_bytes, std::string_view purpose) override;
+  Result<std::unique_ptr<ops::Buffer>> allocate_host(size_t size_bytes, std::string_view purpose) override;
   Result<std::unique_ptr<ops::Stream>> make_stream() override;
   [[nodiscard]] bool reads_host_memory() const override { return true; }
   std::unique_ptr<ops::Buffer> wrap_host_memory(std::span<const std::byte> memory) override;

@@ -18,10 +18,8 @@ class EmbedKernel final : public ops::Embed::Kernel {
   [[nodiscard]] std::string_view table_layout() const override { return cpu::table_layout(path_); }
   void pack(const ops::LinearSource& table, ops::Buffer& packed, ops::Stream&) const override { table_.pack(table, packed, pool_); }
 
-  void enqueue(const ops::Rows& rows, std::span<const ops::Embed::RunInput> inputs, const ops::Buffer& packed, const ops::TensorView& x,
-               ops::Launch& launch) const override {
-    CHECK(inputs.size() == rows.runs.size());
-    for (size_t i = 0; i < inputs.size(); ++i) resolve(rows, rows.runs[i], inputs[i]);
+  void enqueue(const ops::Rows& rows, const ops::Buffer& packed, const ops::TensorView& x, ops::Launch& launch) const override {
+    for (int32_t row = 0; row < rows.num_rows; ++row) resolve(rows, row);
     if (rows.num_rows > 0) enqueue_lookup(rows.tokens.first(rows.num_rows), packed, x, launch);
   }
 
@@ -42,29 +40,30 @@ class EmbedKernel final : public ops::Embed::Kernel {
   }
 
  private:
-  /// Token, index and position of each row of a run.
-  static void resolve(const ops::Rows& rows, const ops::RowRun& run, const ops::Embed::RunInput& input) {
-    const int32_t cursor = rows.slots.cursor.data<int32_t>()[run.slot];
-    const bool from_device = input.tokens.empty();
-    CHECK(from_device || std::ssize(input.tokens) == run.num_rows);
-    const int32_t* drafts = nullptr;
-    if (from_device && run.num_rows > 1) {
-      CHECK(run.num_rows - 1 <= rows.slots.drafts.shape[1]);
-      drafts = rows.slots.drafts.data<int32_t>() + run.slot * rows.slots.drafts.shape[1];
+  /// Token, index and position of a row.
+  static void resolve(const ops::Rows& rows, int32_t row) {
+    int32_t& token = rows.tokens.data<int32_t>()[row];
+    int32_t& index = rows.indices.data<int32_t>()[row];
+    int32_t* position = rows.positions.data<int32_t>() + int64_t{row} * 3;
+    const int32_t r = rows.row_runs.data<int32_t>()[row];
+    if (r < 0) {
+      token = 0;
+      index = -1;
+      std::fill_n(position, 3, 0);
+      return;
     }
-    const int32_t delta = run.kind == ops::RowKind::kDecode ? rows.slots.position_delta.data<int32_t>()[run.slot] : 0;
-    for (int32_t i = 0; i < run.num_rows; ++i) {
-      const int32_t row = run.first_row + i, index = cursor + i;
-      int32_t token = 0;
-      if (!from_device)
-        token = input.tokens[static_cast<size_t>(i)];
-      else
-        token = i == 0 ? rows.slots.last_token.data<int32_t>()[run.slot] : drafts[i - 1];
-      rows.tokens.data<int32_t>()[row] = token;
-      rows.indices.data<int32_t>()[row] = index;
-      for (int axis = 0; axis < 3; ++axis)
-        rows.positions.data<int32_t>()[row * 3 + axis] = run.kind == ops::RowKind::kDecode ? index + delta : input.position[axis] + i;
+    const auto& run = rows.run_table.data<ops::RunEntry>()[r];
+    const int32_t i = row - run.first_row;
+    const ops::SlotTables& slots = rows.slots;
+    index = slots.cursor.data<int32_t>()[run.slot] + i;
+    token = rows.given_tokens.data<int32_t>()[row];
+    if (token < 0) {
+      CHECK(i <= slots.drafts.shape[1]);
+      token = i == 0 ? slots.last_token.data<int32_t>()[run.slot] : slots.drafts.data<int32_t>()[run.slot * slots.drafts.shape[1] + i - 1];
     }
+    const bool decode = (run.flags & ops::kRunIsDecode) != 0;
+    for (int axis = 0; axis < 3; ++axis)
+      position[axis] = decode ? index + slots.position_delta.data<int32_t>()[run.slot] : rows.run_positions.data<int32_t>()[int64_t{r} * 3 + axis] + i;
   }
 
   ops::Embed::Problem problem_;

@@ -22,24 +22,29 @@ class HeadKernel final : public ops::Head::Kernel {
     lm_head_.pack(lm_head, packed, pool_);
   }
 
-  void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, std::span<const int32_t> logit_rows,
+  void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows,
                const ops::Buffer& packed, const ops::TensorView& hidden, const ops::TensorView& logits,
                ops::Launch& launch) const override {
     const LinearView lm_head = lm_head_.view(packed);
     const int64_t width = problem_.hidden;
     Scratch scratch(launch.workspace);
     float* factors = scratch.take<float>(width);
-    float* values = scratch.take<float>(std::min<int64_t>(std::max<int64_t>(rows.num_rows, std::ssize(logit_rows)), kRowTile) * width);
+    float* values = scratch.take<float>(std::min<int64_t>(std::max<int64_t>(rows.num_rows, logit_rows.shape[0]), kRowTile) * width);
     load_norm_1p(norm, factors);
     for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       norm_rows(pool_, x, first, n, width, factors, problem_.eps, values, width);
       store_f32(values, n * width, hidden.dtype, row_address(hidden, first, width));
     }
-    for (int64_t first = 0; first < std::ssize(logit_rows); first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, std::ssize(logit_rows) - first);
-      for (int64_t i = 0; i < n; ++i)
-        load_f32(row_address(hidden, logit_rows[static_cast<size_t>(first + i)], width), hidden.dtype, width, values + i * width);
+    for (int64_t first = 0; first < logit_rows.shape[0]; first += kRowTile) {
+      const int64_t n = std::min<int64_t>(kRowTile, logit_rows.shape[0] - first);
+      for (int64_t i = 0; i < n; ++i) {
+        const int32_t row = logit_rows.data<int32_t>()[first + i];
+        if (row < 0)
+          std::fill_n(values + i * width, width, 0.0f);
+        else
+          load_f32(row_address(hidden, row, width), hidden.dtype, width, values + i * width);
+      }
       auto* out = logits.data<float>() + first * problem_.vocab_size;
       linear(pool_, lm_head, values, n, [&](int64_t row, int64_t feature, float y) { out[row * problem_.vocab_size + feature] = y; });
     }

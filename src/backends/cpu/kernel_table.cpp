@@ -53,6 +53,7 @@ constexpr ops::Candidate<Op> kLinear[] = {{"cpu.avx512", accepts<Op, LinearPath:
 constexpr ops::Candidate<ops::Attention> kAttention[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::Sample> kSample[] = {{"cpu.plain", plain::accepts, plain::make}};
+constexpr ops::Candidate<ops::DraftRows> kDraftRows[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::StateCopy> kStateCopy[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::Combine> kCombine[] = {{"cpu.plain", plain::accepts, plain::make}};
 
@@ -70,6 +71,7 @@ constinit const ops::KernelTable kKernelTable{
     .mtp_in = kLinear<ops::MtpIn>,
     .head = kLinear<ops::Head>,
     .sample = kSample,
+    .draft_rows = kDraftRows,
     .state_copy = kStateCopy,
     .combine = kCombine,
 };

@@ -17,6 +17,7 @@ namespace quern::cpu::plain {
 QUERN_PLAIN(Attention)
 QUERN_PLAIN(GdnMix)
 QUERN_PLAIN(Sample)
+QUERN_PLAIN(DraftRows)
 QUERN_PLAIN(StateCopy)
 QUERN_PLAIN(Combine)
 #undef QUERN_PLAIN

@@ -170,14 +170,14 @@ class SampleKernel final : public ops::Sample::Kernel {
   [[nodiscard]] std::string_view arithmetic() const override { return "cpu.plain"; }
   [[nodiscard]] size_t workspace_bytes(int64_t) const override { return static_cast<size_t>(pool_.num_threads()) * thread_bytes(); }
 
-  void enqueue(std::span<const ops::SampleRun> runs, const ops::TensorView& logits, const ops::TensorView& masks,
+  void enqueue(const ops::TensorView& runs, const ops::TensorView& logits, const ops::TensorView& masks,
                const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::SampleOutput& out,
                ops::Launch& launch) const override {
     CHECK(workspace_bytes(0) <= launch.workspace.size_bytes());
-    pool_.parallel_for(std::ssize(runs), 8 * problem_.vocab_size, [&](int64_t begin, int64_t end, int thread) {
+    pool_.parallel_for(runs.shape[0], 8 * problem_.vocab_size, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t i = begin; i < end; ++i) {
         auto* transformed = reinterpret_cast<float*>(launch.workspace.data<std::byte>() + static_cast<size_t>(thread) * thread_bytes());
-        sample_run(i, runs[static_cast<size_t>(i)], logits, masks, sampler, slots, out, transformed, static_cast<size_t>(thread));
+        sample_run(i, runs.data<ops::SampleRun>()[i], logits, masks, sampler, slots, out, transformed, static_cast<size_t>(thread));
       }
     });
   }
@@ -198,10 +198,14 @@ class SampleKernel final : public ops::Sample::Kernel {
                   const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::SampleOutput& out, float* transformed,
                   size_t thread) const {
     const int64_t per_run = problem_.k_max + 1, vocab = problem_.vocab_size;
+    if (run.slot < 0) {
+      out.num_tokens.data<int32_t>()[i] = out.non_finite.data<int32_t>()[i] = 0;
+      return;
+    }
     int32_t* tokens = out.tokens.data<int32_t>() + i * per_run;
     int32_t& cursor = slots.cursor.data<int32_t>()[run.slot];
     int32_t& boundary = slots.boundary.data<int32_t>()[run.slot];
-    const bool verify = run.first_logits_row >= 0 && !run.sample_last_only;
+    const bool verify = run.first_logits_row >= 0 && run.verify != 0;
     const int64_t num_draws = run.first_logits_row < 0 ? 0 : verify ? run.num_rows : 1;
     CHECK(num_draws <= per_run);
     const Slot slot{sampler.params.data<SlotSampling>() + run.slot, sampler.counts.data<int32_t>() + run.slot * vocab,

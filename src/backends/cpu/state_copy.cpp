@@ -22,6 +22,7 @@ class StateCopyKernel final : public ops::StateCopy::Kernel {
                     const ops::TensorView& boundary_hidden, ops::Launch& launch) const override {
     const int64_t length = window.shape[1];
     for (const ops::RowRun& run : rows.runs) {
+      if (run.num_rows == 0) continue;  // padding
       const int64_t cursor = rows.slots.cursor.data<int32_t>()[run.slot], stored = rows.slots.boundary.data<int32_t>()[run.slot];
       const int64_t end = cursor + run.num_rows;
       const ops::TensorView slot_window = window.at(run.slot);

@@ -23,6 +23,7 @@ constinit const ops::KernelTable kKernelTable{
     .mtp_in = kNone,
     .head = kNone,
     .sample = kNone,
+    .draft_rows = kNone,
     .state_copy = kNone,
     .combine = kCombine,
 };
