@@ -37,6 +37,21 @@ class DeviceBuffer final : public ops::Buffer {
   bool on_host_;
 };
 
+/// Page-locked host memory, not counted as the device's.
+class HostBuffer final : public ops::Buffer {
+ public:
+  explicit HostBuffer(PinnedMemory memory, std::shared_ptr<Context> context) : context_(std::move(context)), memory_(std::move(memory)) {
+    context_->add_host_memory(memory_.data(), memory_.size_bytes());
+  }
+  ~HostBuffer() override { context_->remove_host_memory(memory_.data()); }
+  [[nodiscard]] std::byte* address() const override { return memory_.data(); }
+  [[nodiscard]] size_t size_bytes() const override { return memory_.size_bytes(); }
+
+ private:
+  std::shared_ptr<Context> context_;
+  PinnedMemory memory_;
+};
+
 int attribute(const Driver& driver, DeviceOrdinal device, int which) {
   int value = 0;
   return driver.device_attribute(&value, which, device) == kSuccess ? value : 0;
@@ -62,6 +77,23 @@ ops::DeviceTraits read_traits(const Driver& driver, DeviceOrdinal device) {
 }
 
 }  // namespace
+
+void Context::add_host_memory(const std::byte* address, size_t size_bytes) {
+  const std::lock_guard lock(mutex_);
+  host_memory_.emplace(address, size_bytes);
+}
+void Context::remove_host_memory(const std::byte* address) {
+  const std::lock_guard lock(mutex_);
+  host_memory_.erase(address);
+}
+bool Context::is_page_locked(const void* address, size_t size_bytes) const {
+  const auto* begin = static_cast<const std::byte*>(address);
+  const std::lock_guard lock(mutex_);
+  auto after = host_memory_.upper_bound(begin);
+  if (after == host_memory_.begin()) return false;
+  const auto& [start, size] = *--after;
+  return begin + size_bytes <= start + size;
+}
 
 void Context::make_current() const {
   thread_local ContextObject* current = nullptr;
@@ -128,12 +160,23 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::st
   return std::unique_ptr<ops::Buffer>(std::move(buffer));
 }
 
+Result<std::unique_ptr<ops::Buffer>> Device::allocate_host(size_t size_bytes, std::string_view purpose) {
+  auto memory = PinnedMemory::allocate(context_, std::max<size_t>(size_bytes, 1));
+  if (!memory) return memory.error().with_context(purpose);
+  return std::unique_ptr<ops::Buffer>(std::make_unique<HostBuffer>(std::move(*memory), context_));
+}
+
 Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
   context_->make_current();
   StreamObject* stream = nullptr;
   if (const Status status = context_->driver.stream_create(&stream, kStreamNonBlocking); status != kSuccess)
     return make_error(ErrorCode::kInternal, "{} makes no stream: {}", traits_.name, context_->driver.describe(status));
-  return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(context_, stream, options_.inspectable));
+  std::vector<Event> marks;
+  for (int i = 0; i < ops::Stream::kMaxMarks; ++i) {
+    ASSIGN_OR_RETURN(Event mark, Event::create(context_, false));
+    marks.push_back(std::move(mark));
+  }
+  return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(context_, stream, std::move(marks), options_.inspectable));
 }
 
 Result<FunctionObject*> Device::find_function(std::string_view unit, const char* name, int shared_bytes) {

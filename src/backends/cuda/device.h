@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,17 @@ struct Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
+  /// Page-locked memory that the program allocated: copies from and to it are not staged.
+  void add_host_memory(const std::byte* address, size_t size_bytes);
+  void remove_host_memory(const std::byte* address);
+  [[nodiscard]] bool is_page_locked(const void* address, size_t size_bytes) const;
+
   /// Makes the context the calling thread's; every use of the driver begins with it, since devices are opened on one thread and used on another.
   void make_current() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<const std::byte*, size_t> host_memory_;  // address, size
 };
 
 struct DeviceOptions {
@@ -42,6 +52,7 @@ class Device final : public ops::Device {
   [[nodiscard]] const ops::DeviceTraits& traits() const override { return traits_; }
   /// 256-byte aligned.
   Result<std::unique_ptr<ops::Buffer>> allocate(size_t size_bytes, std::string_view purpose) override;
+  Result<std::unique_ptr<ops::Buffer>> allocate_host(size_t size_bytes, std::string_view purpose) override;
   Result<std::unique_ptr<ops::Stream>> make_stream() override;
   [[nodiscard]] size_t allocated_bytes() const override { return context_->allocated_bytes.load(std::memory_order_relaxed); }
 

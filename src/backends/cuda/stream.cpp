@@ -38,8 +38,13 @@ Event::~Event() {
   context_->driver.event_destroy(handle_);
 }
 
-Stream::Stream(std::shared_ptr<Context> context, StreamObject* handle, bool await_launches)
-    : context_(std::move(context)), handle_(handle), await_launches_(await_launches) {}
+Graph::~Graph() {
+  context_->make_current();
+  context_->driver.graph_exec_destroy(handle_);
+}
+
+Stream::Stream(std::shared_ptr<Context> context, StreamObject* handle, std::vector<Event> marks, bool await_launches)
+    : context_(std::move(context)), handle_(handle), await_launches_(await_launches), marks_(std::move(marks)) {}
 
 Stream::~Stream() {
   context_->make_current();
@@ -47,17 +52,29 @@ Stream::~Stream() {
   context_->driver.stream_destroy(handle_);
 }
 
+void Stream::fail(Error error) {
+  const std::lock_guard lock(error_mutex_);
+  if (!error_) error_ = std::move(error);
+  failed_.store(true, std::memory_order_release);
+}
+
+Result<void> Stream::outcome() const {
+  if (!failed()) return {};
+  const std::lock_guard lock(error_mutex_);
+  return *error_;
+}
+
 bool Stream::succeeded(Status status, const char* what) {
   if (status == kSuccess) return true;
-  if (!error_)
-    error_ = make_error(status == kOutOfMemory ? ErrorCode::kResourceExhausted : ErrorCode::kInternal, "{} on {} failed: {}{}", what, context_->device_name,
+  if (!failed())
+    fail(make_error(status == kOutOfMemory ? ErrorCode::kResourceExhausted : ErrorCode::kInternal, "{} on {} failed: {}{}", what, context_->device_name,
                         context_->driver.describe(status),
-                        last_launch_ == nullptr ? std::string() : fmt::format(" (the last kernel launched is '{}')", last_launch_));
+                        last_launch_ == nullptr ? std::string() : fmt::format(" (the last kernel launched is '{}')", last_launch_)));
   return false;
 }
 
 void Stream::enqueue_launch(FunctionObject* function, const char* name, const LaunchShape& shape, void* args) {
-  if (error_ || shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  if (failed() || shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   context_->make_current();
   LaunchAttribute attributes[2] = {};
   unsigned num_attributes = 0;
@@ -75,9 +92,9 @@ void Stream::enqueue_launch(FunctionObject* function, const char* name, const La
                             attributes, num_attributes};
   void* parameters[] = {args};
   if (const Status status = context_->driver.launch(&config, function, parameters, nullptr); status != kSuccess) {
-    error_ = make_error(ErrorCode::kInternal, "kernel '{}' (grid {} x {} x {}, {} threads, {} bytes of shared memory) could not be launched on {}: {}", name,
+    fail(make_error(ErrorCode::kInternal, "kernel '{}' (grid {} x {} x {}, {} threads, {} bytes of shared memory) could not be launched on {}: {}", name,
                         shape.grid.x, shape.grid.y, shape.grid.z, shape.block.x * shape.block.y * shape.block.z, shape.shared_bytes, context_->device_name,
-                        context_->driver.describe(status));
+                    context_->driver.describe(status)));
     return;
   }
   last_launch_ = name;
@@ -91,7 +108,7 @@ std::byte* Stream::stage(size_t size_bytes) {
       auto memory = PinnedMemory::allocate(context_, kStageBytes);
       auto passed = Event::create(context_, false);
       if (!memory || !passed) {
-        error_ = !memory ? memory.error() : passed.error();
+        fail(!memory ? memory.error() : passed.error());
         stages_.clear();
         return nullptr;
       }
@@ -99,7 +116,7 @@ std::byte* Stream::stage(size_t size_bytes) {
     }
   }
   if (stage_used_ + size_bytes > kStageBytes) next_stage();
-  if (error_) return nullptr;
+  if (failed()) return nullptr;
   std::byte* place = stages_[stage_].memory.data() + stage_used_;
   stage_used_ += (size_bytes + 63) / 64 * 64;
   return place;
@@ -115,11 +132,13 @@ void Stream::next_stage() {
 }
 
 void Stream::copy_to_device(const void* source, const ops::TensorView& destination) {
-  if (error_ || destination.empty()) return;
+  if (failed() || destination.empty()) return;
   context_->make_current();
   const auto* from = static_cast<const std::byte*>(source);
   const size_t size = destination.size_bytes();
-  for (size_t done = 0; done < size;) {
+  const bool page_locked = context_->is_page_locked(source, size);
+  if (page_locked) succeeded(context_->driver.copy_to_device(address_of(destination), source, size, handle_), "a copy to the device");
+  for (size_t done = page_locked ? size : 0; done < size;) {
     const size_t piece = std::min(size - done, kStageBytes);
     std::byte* staged = stage(piece);
     if (staged == nullptr) return;
@@ -131,13 +150,17 @@ void Stream::copy_to_device(const void* source, const ops::TensorView& destinati
 }
 
 void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
-  if (error_ || source.empty()) return;
+  if (failed() || source.empty()) return;
   context_->make_current();
   const size_t size = source.size_bytes();
+  if (context_->is_page_locked(destination, size)) {
+    succeeded(context_->driver.copy_to_host(destination, address_of(source), size, handle_), "a copy to the host");
+    return;
+  }
   if (!download_memory_) {
     auto memory = PinnedMemory::allocate(context_, kDownloadBytes);
     if (!memory) {
-      error_ = memory.error();
+      fail(memory.error());
       return;
     }
     download_memory_.emplace(std::move(*memory));
@@ -153,14 +176,14 @@ void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
 
 void Stream::copy(const ops::TensorView& source, const ops::TensorView& destination) {
   CHECK(source.size_bytes() == destination.size_bytes());
-  if (error_ || source.empty()) return;
+  if (failed() || source.empty()) return;
   context_->make_current();
   succeeded(context_->driver.copy(address_of(destination), address_of(source), source.size_bytes(), handle_), "a copy");
   if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "a copy");
 }
 
 void Stream::fill_zero(const ops::TensorView& destination) {
-  if (error_ || destination.empty()) return;
+  if (failed() || destination.empty()) return;
   context_->make_current();
   succeeded(context_->driver.fill(address_of(destination), 0, destination.size_bytes(), handle_), "clearing memory");
   if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "clearing memory");
@@ -168,17 +191,56 @@ void Stream::fill_zero(const ops::TensorView& destination) {
 
 Result<void> Stream::finish() {
   context_->make_current();
-  if (!error_) succeeded(context_->driver.stream_synchronize(handle_), "waiting for work");
-  if (!error_)
+  if (!failed()) succeeded(context_->driver.stream_synchronize(handle_), "waiting for work");
+  if (!failed())
     for (const Download& download : downloads_) std::memcpy(download.destination, download.staged, download.size_bytes);
   downloads_.clear();
   download_used_ = 0;
-  if (error_) return *error_;
-  return {};
+  return outcome();
+}
+
+ops::Mark Stream::mark() {
+  if (!downloads_.empty()) static_cast<void>(finish());  // they end in memory that is not page-locked
+  const ops::Mark mark = num_marks_++;
+  if (failed()) return mark;
+  context_->make_current();
+  succeeded(context_->driver.event_record(marks_[mark % kMaxMarks].handle(), handle_), "a mark");
+  return mark;
+}
+
+Result<void> Stream::wait(ops::Mark mark) {
+  context_->make_current();
+  if (!failed()) succeeded(context_->driver.event_synchronize(marks_[mark % kMaxMarks].handle()), "waiting for a step");
+  return outcome();
+}
+
+void Stream::begin_recording() {
+  if (failed()) return;
+  context_->make_current();
+  succeeded(context_->driver.stream_begin_capture(handle_, kCaptureThreadLocal), "recording");
+}
+
+Result<std::unique_ptr<ops::Graph>> Stream::end_recording() {
+  RETURN_IF_ERROR(outcome());
+  context_->make_current();
+  GraphObject* graph = nullptr;
+  GraphExecObject* exec = nullptr;
+  if (succeeded(context_->driver.stream_end_capture(handle_, &graph), "recording")) {
+    succeeded(context_->driver.graph_instantiate(&exec, graph, 0), "making a graph");
+    context_->driver.graph_destroy(graph);
+  }
+  RETURN_IF_ERROR(outcome());
+  return std::unique_ptr<ops::Graph>(std::make_unique<Graph>(context_, exec));
+}
+
+void Stream::replay(const ops::Graph& graph) {
+  if (failed()) return;
+  context_->make_current();
+  succeeded(context_->driver.graph_launch(static_cast<const Graph&>(graph).handle(), handle_), "a graph");
 }
 
 void Stream::record(const Event& event) {
-  if (error_) return;
+  if (failed()) return;
   context_->make_current();
   succeeded(context_->driver.event_record(event.handle(), handle_), "an event");
 }

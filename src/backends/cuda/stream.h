@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -40,11 +42,23 @@ class Event {
   EventObject* handle_;
 };
 
-/// In-order work on one GPU. Host memory of copies is staged through pinned memory, so that enqueuing does not wait for the device.
-/// The first failure is kept, nothing is enqueued after it, and finish() reports it.
+/// Launches of a stream, to be replayed as one.
+class Graph final : public ops::Graph {
+ public:
+  Graph(std::shared_ptr<Context> context, GraphExecObject* handle) : context_(std::move(context)), handle_(handle) {}
+  ~Graph() override;
+  [[nodiscard]] GraphExecObject* handle() const { return handle_; }
+
+ private:
+  std::shared_ptr<Context> context_;
+  GraphExecObject* handle_;
+};
+
+/// In-order work on one GPU. Host memory of copies is staged through pinned memory where it is not page-locked itself, so that enqueuing does not wait for the device.
+/// The first failure is kept, nothing is enqueued after it, and finish() and wait() report it.
 class Stream final : public ops::Stream {
  public:
-  Stream(std::shared_ptr<Context> context, StreamObject* handle, bool await_launches);
+  Stream(std::shared_ptr<Context> context, StreamObject* handle, std::vector<Event> marks, bool await_launches);
   ~Stream() override;
 
   void copy_to_device(const void* source, const ops::TensorView& destination) override;
@@ -52,6 +66,12 @@ class Stream final : public ops::Stream {
   void copy(const ops::TensorView& source, const ops::TensorView& destination) override;
   void fill_zero(const ops::TensorView& destination) override;
   Result<void> finish() override;
+  ops::Mark mark() override;
+  Result<void> wait(ops::Mark mark) override;
+  [[nodiscard]] bool can_record() const override { return !await_launches_; }
+  void begin_recording() override;
+  Result<std::unique_ptr<ops::Graph>> end_recording() override;
+  void replay(const ops::Graph& graph) override;
 
   template <class Args>
   void launch(const Function<Args>& function, const LaunchShape& shape, const Args& args) {
@@ -83,13 +103,20 @@ class Stream final : public ops::Stream {
   void enqueue_launch(FunctionObject* function, const char* name, const LaunchShape& shape, void* args);
   /// Keeps the first failure; `what` names it.
   bool succeeded(Status status, const char* what);
+  void fail(Error error);
+  [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
+  [[nodiscard]] Result<void> outcome() const;
   std::byte* stage(size_t size_bytes);
   void next_stage();
 
   std::shared_ptr<Context> context_;
   StreamObject* handle_;
   bool await_launches_;
+  std::atomic<bool> failed_ = false;
+  mutable std::mutex error_mutex_;  // wait() is called from another thread
   std::optional<Error> error_;
+  std::vector<Event> marks_;
+  ops::Mark num_marks_ = 0;
   const char* last_launch_ = nullptr;  // for messages
   std::vector<Stage> stages_;
   size_t stage_ = 0, stage_used_ = 0;
