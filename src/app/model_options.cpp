@@ -133,7 +133,7 @@ OptionGroup device_group(ModelOptions& o) {
           {"-tp,--tensor-parallel-size", "N", "or -tp; 1: tensor parallelism is not supported yet", to_parallel_size("tensor parallelism")},
           {"-pp,--pipeline-parallel-size", "N", "or -pp; 1: pipeline parallelism is not supported yet",
            to_parallel_size("pipeline parallelism")},
-          without_effect(o, "--enforce-eager", "", "no graphs are captured on this device"),
+          {"--enforce-eager", "", "Launch every kernel of a step instead of replaying recorded launches (CPUs always do)", to_flag(o.worker.enforce_eager)},
           {"--log-level", "LEVEL", "debug, info (default), warning or error", to_log_level()},
       }};
 }

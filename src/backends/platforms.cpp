@@ -53,7 +53,7 @@ Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const De
   if (platform == "cpu") {
     if (ordinal != 0) return invalid_argument("device '{}': there is one CPU device, cpu or cpu:0", name);
     if (options.num_threads < 0) return invalid_argument("{} threads: a positive number, or 0 for one per core", options.num_threads);
-    return std::unique_ptr<ops::Device>(std::make_unique<cpu::Device>(options.num_threads));
+    return std::unique_ptr<ops::Device>(std::make_unique<cpu::Device>(options.num_threads, options.records));
   }
   if (platform == "cuda") {
     auto device = cuda::Device::open(ordinal, {.inspectable = options.inspectable});

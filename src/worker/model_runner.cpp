@@ -31,6 +31,21 @@ bool exports(const StepRun& run) { return run.want == Want::kLogits || run.want 
 
 int32_t draft_depth(const StepRun& run) { return run.fill_mtp && run.propose == DraftMethod::kMtp ? run.propose_depth : 0; }
 
+/// Rows of each run where the step is laid out for replay: decode and verify rows alone, none of which the host looks at. 0: it is not.
+int32_t rows_for_replay(const StepPlan& plan, int32_t k_max) {
+  int32_t longest = 0;
+  for (const StepRun& run : plan.runs) {
+    if (run.kind != RowKind::kDecode || run.num_rows > k_max + 1 || exports(run)) return 0;
+    longest = std::max(longest, run.num_rows);
+  }
+  return longest;
+}
+/// A few numbers of runs serve all, so that few graphs are made.
+int32_t runs_for_replay(int32_t num_runs) {
+  if (num_runs <= 2) return num_runs;
+  return static_cast<int32_t>(round_up(num_runs, num_runs <= 4 ? 4 : num_runs <= 64 ? 8 : 16));
+}
+
 ops::SampleOutput part(const ops::SampleOutput& out, int64_t first, int64_t count) {
   return {out.tokens.part(first, count),   out.num_tokens.part(first, count),  out.non_finite.part(first, count),
           out.logprobs.part(first, count), out.logprob_ids.part(first, count), out.chosen_rank.part(first, count)};
@@ -232,15 +247,23 @@ void ModelRunner::make_rows(const StepPlan& plan) {
   sample_runs_.clear();
   logit_rows_.clear();
   groups_.assign(1, {});
+  rows_per_run_ = stream_->can_record() ? rows_for_replay(plan, plan_.limits.k_max) : 0;
+  const int32_t num_runs = rows_per_run_ > 0 ? std::min(runs_for_replay(static_cast<int32_t>(plan.runs.size())), plan_.limits.num_slots)
+                                             : static_cast<int32_t>(plan.runs.size());
   int32_t num_rows = 0, num_mask_rows = 0;
-  for (const StepRun& run : plan.runs) {
+  for (int32_t number = 0; number < num_runs; ++number) {
+    if (static_cast<size_t>(number) >= plan.runs.size()) {
+      add_padding(number, num_rows);
+      num_rows += rows_per_run_;
+      continue;
+    }
+    const StepRun& run = plan.runs[static_cast<size_t>(number)];
     CHECK(run.num_rows > 0 && (run.tokens.empty() || static_cast<int32_t>(run.tokens.size()) == run.num_rows));
     CHECK(run.num_rows <= plan_.options.k_max + 1 || !run.tokens.empty());
-    const auto number = static_cast<int32_t>(runs_.size());
     runs_.push_back({.slot = run.slot, .first_row = num_rows, .num_rows = run.num_rows, .kind = run.kind, .committed = !run.verify()});
     draft_runs_.push_back({.slot = run.slot, .first_row = number, .num_rows = 1, .kind = RowKind::kDecode, .committed = true});
-    const int32_t count = sampled_rows(run);
-    if (groups_.back().num_logits + count > plan_.limits.max_logit_rows) {
+    const int32_t count = sampled_rows(run), places = rows_per_run_ > 0 ? rows_per_run_ : count;
+    if (groups_.back().num_logits + places > plan_.limits.max_logit_rows) {
       groups_.push_back({.first = number, .first_logits = std::ssize(logit_rows_)});
       num_mask_rows = 0;
     }
@@ -254,22 +277,37 @@ void ModelRunner::make_rows(const StepPlan& plan) {
         num_mask_rows += count;
       }
     }
-    group.num_logits += count;
+    logit_rows_.insert(logit_rows_.end(), static_cast<size_t>(places - count), -1);
+    group.num_logits += places;
     ++group.count;
     sample_runs_.push_back(entry);
-    num_rows += run.num_rows;
+    num_rows += rows_per_run_ > 0 ? rows_per_run_ : run.num_rows;
   }
   CHECK(num_rows <= plan_.limits.max_rows);
   rows_.num_rows = num_rows;
   rows_.runs = runs_;
-  rows_.run_table = StepMemory::table(step_.inputs, layout_.runs, num_runs());
-  rows_.run_positions = StepMemory::table(step_.inputs, layout_.run_positions, num_runs());
+  rows_.run_table = StepMemory::table(step_.inputs, layout_.runs, num_runs);
+  rows_.run_positions = StepMemory::table(step_.inputs, layout_.run_positions, num_runs);
   rows_.row_runs = StepMemory::table(step_.inputs, layout_.row_runs, num_rows);
   rows_.given_tokens = StepMemory::table(step_.inputs, layout_.given_tokens, num_rows);
   rows_.tokens = step_.tokens.first(num_rows);
   rows_.indices = step_.indices.first(num_rows);
   rows_.positions = step_.positions.first(num_rows);
   rows_.slots = memory_.tables;
+  draft_depth_ = 0;
+  for (const InFlight::Run& run : current_->runs) draft_depth_ = std::max(draft_depth_, run.num_drafts);
+  fills_mtp_ = model_.mtp.has_value() && std::any_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.fill_mtp; });
+}
+
+/// An entry of no sequence, which makes the number of runs one of few.
+void ModelRunner::add_padding(int32_t number, int32_t first_row) {
+  if (groups_.back().num_logits + rows_per_run_ > plan_.limits.max_logit_rows) groups_.push_back({.first = number, .first_logits = std::ssize(logit_rows_)});
+  runs_.push_back({.slot = -1, .first_row = first_row, .num_rows = 0, .kind = RowKind::kDecode, .committed = true});
+  draft_runs_.push_back({.slot = -1, .first_row = number, .num_rows = 0, .kind = RowKind::kDecode, .committed = true});
+  sample_runs_.push_back({});
+  logit_rows_.insert(logit_rows_.end(), static_cast<size_t>(rows_per_run_), -1);
+  groups_.back().num_logits += rows_per_run_;
+  ++groups_.back().count;
 }
 
 /// All tables of the step, in one copy.
@@ -282,17 +320,35 @@ void ModelRunner::write_inputs(const StepPlan& plan) {
   std::copy(logit_rows_.begin(), logit_rows_.end(), entries<int32_t>(image, layout_.logit_rows).begin());
   const auto given = entries<int32_t>(image, layout_.given_tokens).first(num_rows);
   std::fill(given.begin(), given.end(), -1);
+  const auto draft_runs = entries<ops::DraftRun>(image, layout_.draft_runs);
+  std::fill(draft_runs.begin(), draft_runs.end(), ops::DraftRun{});
   for (size_t i = 0; i < plan.runs.size(); ++i) {
     const StepRun& run = plan.runs[i];
     std::copy(run.tokens.begin(), run.tokens.end(), given.begin() + runs_[i].first_row);
     std::copy(run.position.begin(), run.position.end(), entries<int32_t>(image, layout_.run_positions).begin() + static_cast<int64_t>(3 * i));
-    entries<ops::DraftRun>(image, layout_.draft_runs)[i] = {
+    draft_runs[i] = {
         .slot = run.slot, .fill = run.fill_mtp ? 1 : 0, .following_token = run.following_token, .depth = current_->runs[i].num_drafts};
   }
   stream_->copy_to_device(image.address(), step_.inputs);
 }
 
 Result<void> ModelRunner::compute(const StepPlan& plan, const std::function<StepMasks()>& masks) {
+  const bool masked = std::any_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.mask_pending; });
+  if (rows_per_run_ == 0 || masked || plan_.options.enforce_eager) return enqueue_step(plan, masks);
+  const GraphKey key{.num_runs = static_cast<int32_t>(num_runs()), .rows_per_run = rows_per_run_, .num_passes = fills_mtp_ ? 1 + draft_depth_ : 0};
+  std::unique_ptr<ops::Graph>& graph = graphs_[key];
+  if (graph == nullptr) {
+    stream_->begin_recording();
+    const Result<void> recorded = enqueue_step(plan, masks);
+    ASSIGN_OR_RETURN(graph, stream_->end_recording());
+    RETURN_IF_ERROR(recorded);
+    if (graph == nullptr) return {};
+  }
+  stream_->replay(*graph);
+  return {};
+}
+
+Result<void> ModelRunner::enqueue_step(const StepPlan& plan, const std::function<StepMasks()>& masks) {
   ops::Launch go = launch();
   const ops::TensorView x = step_.x.first(rows_.num_rows);
   model_.embed.kernel->enqueue(rows_, *model_.embed.packed, x, go);
@@ -405,9 +461,7 @@ ops::TensorView ModelRunner::upload_masks(const SampleGroup& group, const StepMa
 
 /// Brings the MTP layer's KV up to date and proposes drafts (ops/draft_rows.h).
 Result<void> ModelRunner::draft(const StepPlan& plan) {
-  if (!model_.mtp || std::none_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.fill_mtp; })) return {};
-  int32_t depth = 0;
-  for (const InFlight::Run& run : current_->runs) depth = std::max(depth, run.num_drafts);
+  if (!fills_mtp_) return {};
   const LoadedMtp& mtp = *model_.mtp;
   ops::Launch go = launch();
   const ops::TensorView runs = StepMemory::table(step_.inputs, layout_.draft_runs, num_runs());
@@ -427,13 +481,13 @@ Result<void> ModelRunner::draft(const StepPlan& plan) {
     model_.embed.kernel->enqueue_lookup(rows.tokens, *model_.embed.packed, embedding, go);
     mtp.in.kernel->enqueue(rows, embedding, input, *mtp.in.packed, x, go);
     layer(mtp.layer, rows, x, 0, memory_.kv.size() - 1, 1);
-    if (pass == depth) return {};  // depth 0: nothing is proposed
+    if (pass == draft_depth_) return {};  // depth 0: nothing is proposed
     for (int64_t first = 0; first < num_runs(); first += plan_.limits.max_logit_rows) {
       const int64_t count = std::min<int64_t>(plan_.limits.max_logit_rows, num_runs() - first);
       const ops::TensorView logits = step_.logits.first(count);
       model_.head.kernel->enqueue(rows, x, mtp.norm_view, last_rows.part(first, count), model_.head_weights(), hidden, logits, go);
       model_.sample.kernel->enqueue_argmax(logits, ids.part(first, count), go);
-      for (int64_t r = first; r < first + count; ++r) {
+      for (int64_t r = first; r < std::min(first + count, std::ssize(plan.runs)); ++r) {
         const auto i = static_cast<size_t>(r);
         if (plan.runs[i].want != Want::kLogits || current_->runs[i].num_drafts <= pass) continue;
         ASSIGN_OR_RETURN(auto row, download<float>(logits.at(r - first)));
@@ -448,7 +502,7 @@ Result<void> ModelRunner::draft(const StepPlan& plan) {
     next = with_tokens_of(next, pass + 1);
     input = step_.draft_hidden.first(num_runs());
     mtp.rows.kernel->enqueue_next(runs, pass, ids, rows, hidden, next, input, last_rows, step_.drafts.first(num_runs()), go);
-    if (pass + 1 == depth) return {};
+    if (pass + 1 == draft_depth_) return {};
     rows = next;
   }
 }

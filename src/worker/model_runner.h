@@ -54,6 +54,11 @@ class ModelRunner {
   Result<StateDump> dump_state(int32_t slot, int32_t gdn_layer);
 
  private:
+  /// Steps of one key have the same launches: so many runs of as many rows, and so many draft passes (0: none, 1: the first without a draft, ...).
+  struct GraphKey {
+    int32_t num_runs = 0, rows_per_run = 0, num_passes = 0;
+    auto operator<=>(const GraphKey&) const = default;
+  };
   /// Runs [first, first + count) of a step, whose logits fit at once.
   struct SampleGroup {
     int64_t first = 0, count = 0, first_logits = 0, num_logits = 0;
@@ -63,8 +68,10 @@ class ModelRunner {
   void apply_slot_updates(const StepPlan& plan);
   void apply_block_tables(const StepPlan& plan);
   void make_rows(const StepPlan& plan);
+  void add_padding(int32_t number, int32_t first_row);
   void write_inputs(const StepPlan& plan);
   Result<void> compute(const StepPlan& plan, const std::function<StepMasks()>& masks);
+  Result<void> enqueue_step(const StepPlan& plan, const std::function<StepMasks()>& masks);
   void layer(const LoadedLayer& layer, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index);
   Result<void> export_logits(const StepPlan& plan);
   void sample(const StepPlan& plan, const std::function<StepMasks()>& masks);
@@ -95,6 +102,7 @@ class ModelRunner {
   StepMemory step_;
   StepLayout layout_;
   std::vector<int32_t> num_logprobs_;  // of each slot, as last given
+  std::map<GraphKey, std::unique_ptr<ops::Graph>> graphs_;
   std::array<Staging, kMaxInFlight> staging_;
   uint64_t num_submitted_ = 0;
   std::chrono::steady_clock::time_point last_done_;  // of collect
@@ -106,6 +114,9 @@ class ModelRunner {
   std::vector<int32_t> logit_rows_;
   std::vector<uint32_t> mask_words_;
   std::vector<SampleGroup> groups_;
+  int32_t rows_per_run_ = 0;  // of a step that is laid out for replay, else 0
+  int32_t draft_depth_ = 0;
+  bool fills_mtp_ = false;
   ops::Rows rows_;
 
   explicit ModelRunner(ExecutionPlan plan) : plan_(std::move(plan)), layout_(plan_.limits) {}

@@ -266,6 +266,44 @@ TEST_P(Invariance, SpeculationWithDraftsOfAnyQualityGivesTheSameTextAsNone) {
   ::testing::Test::RecordProperty("accepted", accepted);
 }
 
+/// Sequences that decode and that verify drafts of different depths, in one step.
+TEST_P(Invariance, StepsThatAreLaidOutForReplayGiveTheSameBits) {
+  constexpr int32_t kNumJobs = 5;
+  std::vector<Job> results[2];
+  for (const bool records : {false, true}) {
+    TestRunner runner(tiny_fp8(), options(), records);
+    std::vector<Job>& jobs = results[records ? 1 : 0];
+    for (int32_t i = 0; i < kNumJobs; ++i) {
+      Job& job = jobs.emplace_back(make_job(200 + static_cast<uint64_t>(i), 60 + i, 40 + 10 * i, i % 2 == 0));
+      job.slot = 3 * i;
+      runner.start(job.slot, job.sampling);
+    }
+    for (;;) {
+      StepPlan step;
+      std::vector<Job*> active;
+      for (int32_t i = 0; i < kNumJobs; ++i) {
+        Job& job = jobs[static_cast<size_t>(i)];
+        if (job.finished()) continue;
+        StepRun run = job.next();
+        run.fill_mtp = true;
+        if (run.want == Want::kSample) {
+          run.propose = i == 0 ? DraftMethod::kNone : DraftMethod::kMtp;
+          run.propose_depth = i;
+        } else {
+          run.following_token = job.prompt[static_cast<size_t>(job.done + run.num_rows)];
+        }
+        if (run.tokens.empty() && !job.output.empty()) run.num_rows = std::min(1 + i, job.max_tokens - static_cast<int32_t>(job.output.size()));
+        step.runs.push_back(run);
+        active.push_back(&job);
+      }
+      if (active.empty()) break;
+      const StepResult result = runner.run(step);
+      for (size_t i = 0; i < active.size(); ++i) active[i]->take(step.runs[i], result.runs[i]);
+    }
+  }
+  for (size_t i = 0; i < kNumJobs; ++i) expect_same(results[0][i], results[1][i]);
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, Invariance, ::testing::Values(ModelDType::kBFloat16, ModelDType::kFloat32),
                          [](const auto& test) { return test.param == ModelDType::kFloat32 ? "float32" : "bfloat16"; });
 

@@ -14,7 +14,7 @@ namespace quern::worker {
 /// One model on the CPU, driven with StepPlans by hand.
 class TestRunner {
  public:
-  explicit TestRunner(const std::filesystem::path& model_dir, WorkerOptions options = {}) {
+  explicit TestRunner(const std::filesystem::path& model_dir, WorkerOptions options = {}, bool records = false) {
     options.model_dir = model_dir;
     if (options.max_num_seqs == 0) options.max_num_seqs = 4;
     if (options.max_model_len == 0) options.max_model_len = 512;
@@ -26,7 +26,7 @@ class TestRunner {
     plan = std::move(*made_plan);
     EXPECT_TRUE(plan.fits) << plan.verdict;
     EXPECT_EQ(plan.refusals(), "");
-    device = std::move(backends::open_device("cpu", {.num_threads = options.num_threads})).value();
+    device = std::move(backends::open_device("cpu", {.num_threads = options.num_threads, .records = records})).value();
     auto source = weights::open_weights(model_dir, plan.config, options.load);
     if (!source) {
       ADD_FAILURE() << source.error().message;

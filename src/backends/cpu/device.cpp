@@ -47,6 +47,7 @@ class BorrowedBuffer final : public ops::Buffer {
 
 class Stream final : public ops::Stream {
  public:
+  explicit Stream(bool records) : records_(records) {}
   void copy_to_device(const void* source, const ops::TensorView& destination) override {
     if (!destination.empty()) std::memcpy(destination.data<std::byte>(), source, destination.size_bytes());
   }
@@ -63,12 +64,16 @@ class Stream final : public ops::Stream {
   Result<void> finish() override { return {}; }
   ops::Mark mark() override { return 0; }
   Result<void> wait(ops::Mark) override { return {}; }  // what was enqueued is done
+  [[nodiscard]] bool can_record() const override { return records_; }
+
+ private:
+  bool records_;
 };
 
 }  // namespace
 
-Device::Device(int num_threads)
-    : traits_(host_traits()), pool_(num_threads > 0 ? num_threads : usable_cores()), allocated_(std::make_shared<std::atomic<size_t>>(0)) {}
+Device::Device(int num_threads, bool records)
+    : traits_(host_traits()), pool_(num_threads > 0 ? num_threads : usable_cores()), records_(records), allocated_(std::make_shared<std::atomic<size_t>>(0)) {}
 
 Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::string_view purpose) {
   const size_t used = allocated_bytes();
@@ -86,7 +91,7 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::st
 
 Result<std::unique_ptr<ops::Buffer>> Device::allocate_host(size_t size_bytes, std::string_view purpose) { return allocate(size_bytes, purpose); }
 
-Result<std::unique_ptr<ops::Stream>> Device::make_stream() { return std::unique_ptr<ops::Stream>(std::make_unique<Stream>()); }
+Result<std::unique_ptr<ops::Stream>> Device::make_stream() { return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(records_)); }
 
 std::unique_ptr<ops::Buffer> Device::wrap_host_memory(std::span<const std::byte> memory) {
   return std::make_unique<BorrowedBuffer>(memory);

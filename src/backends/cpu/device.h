@@ -11,8 +11,8 @@ namespace quern::cpu {
 /// The host as a device: memory is host memory, a Stream runs what it is given at once. Used by one worker thread.
 class Device final : public ops::Device {
  public:
-  /// `num_threads` 0: one per usable core.
-  explicit Device(int num_threads);
+  /// `num_threads` 0: one per usable core. `records`: for tests of steps that are laid out for replay.
+  explicit Device(int num_threads, bool records = false);
 
   [[nodiscard]] const ops::DeviceTraits& traits() const override { return traits_; }
   /// 64-byte aligned. Pages of large buffers take memory when they are first touched; what was promised is limited by memory_bytes.
@@ -28,6 +28,7 @@ class Device final : public ops::Device {
  private:
   ops::DeviceTraits traits_;
   ThreadPool pool_;
+  bool records_;
   std::shared_ptr<std::atomic<size_t>> allocated_;  // shared with the buffers, which may outlive the device
 };
 
