@@ -1,6 +1,6 @@
 # Device code for NVIDIA GPUs, compiled ahead of time: every .cu file becomes one image with code for all architectures, kept in the program as bytes.
 # nvcc alone is needed; the program opens the driver at run time and links nothing of CUDA.
-set(QUERN_CUDA_ARCHITECTURES "80;89;90a;89-virtual" CACHE STRING
+set(QUERN_CUDA_ARCHITECTURES "80;90a;89-virtual" CACHE STRING
   "Architectures of the device code: 80 or 90a is machine code, 89-virtual is code that the driver translates for newer GPUs")
 
 set(QUERN_HAS_NVCC OFF)

@@ -179,6 +179,16 @@ Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
   return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(context_, stream, std::move(marks), options_.inspectable));
 }
 
+Result<std::unique_ptr<ops::Buffer>> Device::upload(std::span<const int32_t> values, std::string_view purpose) {
+  ASSIGN_OR_RETURN(auto buffer, allocate(values.size_bytes(), purpose));
+  if (values.empty()) return buffer;
+  const Driver& driver = context_->driver;
+  Status status = driver.copy_to_device(reinterpret_cast<DeviceAddress>(buffer->address()), values.data(), values.size_bytes(), nullptr);
+  if (status == kSuccess) status = driver.stream_synchronize(nullptr);
+  if (status != kSuccess) return make_error(ErrorCode::kInternal, "{} cannot be copied to {}: {}", purpose, traits_.name, driver.describe(status));
+  return buffer;
+}
+
 Result<FunctionObject*> Device::find_function(std::string_view unit, const char* name, int shared_bytes) {
   const Driver& driver = context_->driver;
   context_->make_current();

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,8 @@ class Device final : public ops::Device {
     ASSIGN_OR_RETURN(FunctionObject * handle, find_function(unit, name, shared_bytes));
     return Function<Args>{handle, name};
   }
+  /// A small table in device memory, there when this returns.
+  Result<std::unique_ptr<ops::Buffer>> upload(std::span<const int32_t> values, std::string_view purpose);
   /// Blocks of a kernel that fit one SM at a time.
   template <class Args>
   int blocks_per_sm(const Function<Args>& function, int threads, int shared_bytes) const {

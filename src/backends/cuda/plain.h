@@ -2,6 +2,9 @@
 
 #include <memory>
 
+#include "backends/cuda/attention_args.h"
+#include "backends/cuda/packed_linear.h"
+#include "backends/cuda/step_tables.h"
 #include "backends/cuda/stream.h"
 #include "ops/kernel_table.h"
 
@@ -14,6 +17,18 @@ namespace quern::cuda::plain {
 #define QUERN_PLAIN(Op)                                                                   \
   ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits& traits); \
   Result<std::unique_ptr<ops::Op::Kernel>> make(const ops::Op::Problem& problem, ops::Device& device);
+QUERN_PLAIN(Embed)
+QUERN_PLAIN(AttnIn)
+QUERN_PLAIN(Attention)
+QUERN_PLAIN(GdnIn)
+QUERN_PLAIN(GdnMix)
+QUERN_PLAIN(LinearResidual)
+QUERN_PLAIN(MlpIn)
+QUERN_PLAIN(MtpIn)
+QUERN_PLAIN(Head)
+QUERN_PLAIN(Sample)
+QUERN_PLAIN(DraftRows)
+QUERN_PLAIN(StateCopy)
 QUERN_PLAIN(Combine)
 #undef QUERN_PLAIN
 
@@ -30,6 +45,19 @@ inline ops::Verdict accepts_activation(const ops::DeviceTraits& traits, DType ac
   if (layout != ops::ActivationLayout::kPlain) return ops::refuse("plain kernels take activations in plain layout");
   return has_device_code(traits);
 }
+
+/// Address of a view's first element; null where there is none.
+template <class T>
+T* address_or_null(const ops::TensorView& view) {
+  return view.empty() ? nullptr : view.data<T>();
+}
+/// Address of row `row` of a view of `columns` elements a row.
+inline std::byte* row_address(const ops::TensorView& view, int64_t row, int64_t columns) {
+  return view.data<std::byte>() + static_cast<size_t>(row * columns) * dtype_size(view.dtype);
+}
+/// The tables of a step, and a layer's KV, as kernels take them.
+StepTables step_tables(const ops::Rows& rows);
+KvCache kv_cache(const ops::KvCacheView& kv);
 
 /// Blocks of `size` that cover `n`.
 inline unsigned blocks_for(int64_t n, int64_t size) { return static_cast<unsigned>((n + size - 1) / size); }

@@ -1,0 +1,41 @@
+#pragma once
+
+#include "backends/cuda/linear_args.h"
+#include "backends/cuda/step_tables.h"
+
+namespace quern::cuda {
+
+/// KV of one layer: [num_blocks, num_kv_heads, 64, head_dim].
+struct KvCache {
+  void *k, *v;
+  const float *k_scale, *v_scale;  // [num_kv_heads] or null: 1.0; e4m3 only
+  DType dtype;
+};
+
+inline constexpr int kMaxHeadDim = 512;
+
+/// q/k norm, rotary embedding, and the KV write of rows that were projected.
+struct RotateArgs {
+  StepTables step;  // of the whole step
+  int32_t first_row, num_q_heads, num_kv_heads, head_dim, num_frequencies;
+  DType activation;
+  float eps, rope_scale;
+  const void *q, *k, *v;                // of the rows from first_row on: [., num_q_heads * 2 * head_dim], [., num_kv_heads * head_dim]
+  const float *q_norm, *k_norm;         // factors [head_dim]
+  const float* inv_freq;                // [num_frequencies]
+  const int32_t* axis;                  // [num_frequencies]: which of the positions (t, h, w)
+  void *query, *gate;                   // [rows, num_q_heads, head_dim] of the step
+  KvCache kv;
+};
+
+struct AttentionArgs {
+  StepTables step;
+  int32_t num_q_heads, num_kv_heads, head_dim, first_index;
+  DType activation;
+  const void *query, *gate;   // [rows, num_q_heads, head_dim]
+  void* out;
+  const int32_t* kv_head;     // [num_q_heads]
+  KvCache kv;
+};
+
+}  // namespace quern::cuda

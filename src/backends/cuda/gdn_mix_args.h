@@ -1,0 +1,42 @@
+#pragma once
+
+#include "backends/cuda/linear_args.h"
+#include "backends/cuda/step_tables.h"
+
+namespace quern::cuda {
+
+inline constexpr int kMaxGdnDim = 256;  // d_k and d_v
+
+/// One GDN layer: its extents, weights, state and the step's rows.
+struct GdnArgs {
+  StepTables step;
+  int32_t num_k_heads, num_v_heads, d_k, d_v, k_max;
+  float eps;
+  DType activation, ring;
+  // Packed, all f32.
+  const float* conv;      // [4, channels]: tap 3 multiplies the current token
+  const float* decay;     // [num_v_heads]: -exp(A_log)
+  const float* dt_bias;   // [num_v_heads]
+  const float* norm;      // [d_v]
+  const int32_t* k_head;  // [num_v_heads]
+  // Rows.
+  const void *qkv, *z, *b, *a;
+  void* out;
+  // State (ops::GdnStateView).
+  float* state;
+  void *ring_k, *ring_u;
+  float* ring_g;
+  void *conv_window, *boundary_columns;
+};
+
+/// What gdn_prepare makes of a checkpoint's vectors.
+struct GdnPrepareArgs {
+  int64_t channels;
+  int32_t num_v_heads;
+  const void* conv1d;  // [channels, 4]
+  DType conv_dtype;
+  float* conv;         // [4, channels]
+  float* decay;        // in: A_log, out: -exp(A_log)
+};
+
+}  // namespace quern::cuda

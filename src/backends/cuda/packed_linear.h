@@ -1,0 +1,72 @@
+#pragma once
+
+#include "backends/cuda/linear_args.h"
+#include "backends/cuda/stream.h"
+#include "ops/kernel.h"
+#include "ops/linear.h"
+
+namespace quern::cuda {
+
+/// The order of a packed embedding table that a tied head reads too.
+inline constexpr std::string_view kRowsLayout = "rows";
+
+/// One weight's place in a packed buffer: the rows as stored, at the next multiple of 256 bytes the f32 scales, then the offsets into the scale grid.
+class PackedLinear {
+ public:
+  PackedLinear(const ops::LinearShape& shape, size_t offset_bytes);
+
+  /// One past the last byte, a multiple of 256: where the next weight begins.
+  [[nodiscard]] size_t end_bytes() const { return end_; }
+  [[nodiscard]] const ops::LinearShape& shape() const { return shape_; }
+  void pack(const ops::LinearSource& source, ops::Buffer& packed, ops::Stream& stream) const;
+  [[nodiscard]] Weight view(const ops::Buffer& packed) const;
+
+ private:
+  ops::LinearShape shape_;
+  size_t weight_at_, scale_at_, offsets_at_, end_;
+};
+
+/// Pieces of a launch's workspace, one after the other, each 256-byte aligned.
+class Scratch {
+ public:
+  explicit Scratch(const ops::TensorView& workspace)
+      : next_(workspace.buffer == nullptr ? nullptr : workspace.data<std::byte>()), left_(workspace.size_bytes()) {}
+  std::byte* take(size_t bytes) {
+    const size_t whole = size(bytes);
+    CHECK(whole <= left_);
+    std::byte* piece = next_;
+    next_ += whole;
+    left_ -= whole;
+    return piece;
+  }
+  static constexpr size_t size(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+ private:
+  std::byte* next_;
+  size_t left_;
+};
+
+/// The kernels of linear.cu, and how plain ops launch them.
+class LinearLauncher {
+ public:
+  static Result<LinearLauncher> create(Device& device);
+
+  /// y = W x of `num_rows` rows; `x_rows` may name them.
+  void multiply(Stream& stream, const Weight& weight, DType activation, const void* x, int64_t num_rows, Epilogue epilogue, void* out,
+                const int32_t* x_rows = nullptr) const;
+  /// RMSNorm with factors `weight` + `weight_offset`.
+  void norm(Stream& stream, DType activation, const void* x, int64_t num_rows, int64_t width, float eps, const float* weight, float weight_offset, void* out,
+            int64_t out_stride) const;
+  /// Widens a vector of a checkpoint to f32 and adds `addend`; `round_to` bf16 rounds first.
+  void widen(Stream& stream, const ops::TensorView& source, float* out, float addend = 0.0f, DType round_to = DType::kF32) const;
+
+ private:
+  Function<LinearArgs> linear_;
+  Function<NormArgs> norm_rows_;
+  Function<WidenArgs> widen_;
+};
+
+/// Rows that plain ops take at a time, so that the workspace stays small whatever the step holds.
+inline constexpr int64_t kRowTile = 512;
+
+}  // namespace quern::cuda

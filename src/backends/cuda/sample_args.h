@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ops/slot_sampling.h"
+
+namespace quern::cuda {
+
+/// ops::SampleRun
+struct SampleRecord {
+  int32_t slot, num_rows, first_logits_row, verify, first_mask_row;
+};
+
+struct SampleArgs {
+  int32_t vocab_size, num_tokens, k_max, drafts_stride;
+  const SampleRecord* runs;
+  float* logits;          // [., vocab_size]
+  const uint32_t* masks;  // [., ceil(vocab_size / 32)]
+  // By slot.
+  ops::SlotSampling* params;
+  int32_t* counts;            // [., vocab_size]
+  const uint8_t* in_prompt;   // [., vocab_size]
+  int32_t *cursor, *boundary, *last_token;
+  const int32_t* drafts;      // [., drafts_stride]
+  // By run (ops::SampleOutput).
+  int32_t *tokens, *sampled, *non_finite;
+  float* logprobs;
+  int32_t *logprob_ids, *chosen_rank;
+};
+
+struct ArgmaxArgs {
+  const float* logits;  // [rows, vocab_size]
+  int32_t vocab_size, num_tokens;
+  int32_t* ids;
+};
+
+}  // namespace quern::cuda
