@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdlib>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backends/platforms.h"
@@ -11,11 +13,18 @@
 
 namespace quern::worker {
 
-/// One model on the CPU, driven with StepPlans by hand.
+/// The device on which models run in these tests: QUERN_TEST_DEVICE, the CPU without it. CTest runs the program once for each; main() skips where it is missing.
+inline std::string device_under_test() {
+  const char* name = std::getenv("QUERN_TEST_DEVICE");
+  return name != nullptr ? name : "cpu";
+}
+
+/// One model on that device, driven with StepPlans by hand.
 class TestRunner {
  public:
   explicit TestRunner(const std::filesystem::path& model_dir, WorkerOptions options = {}, bool records = false) {
     options.model_dir = model_dir;
+    options.device = device_under_test();
     if (options.max_num_seqs == 0) options.max_num_seqs = 4;
     if (options.max_model_len == 0) options.max_model_len = 512;
     auto made_plan = make_plan(options);
@@ -26,13 +35,13 @@ class TestRunner {
     plan = std::move(*made_plan);
     EXPECT_TRUE(plan.fits) << plan.verdict;
     EXPECT_EQ(plan.refusals(), "");
-    device = std::move(backends::open_device("cpu", {.num_threads = options.num_threads, .records = records})).value();
+    device = std::move(backends::open_device(options.device, {.num_threads = options.num_threads, .records = records})).value();
     auto source = weights::open_weights(model_dir, plan.config, options.load);
     if (!source) {
       ADD_FAILURE() << source.error().message;
       return;
     }
-    auto made = ModelRunner::create(plan, **source, backends::kernel_table(ops::Platform::kCpu), {}, *device, {});
+    auto made = ModelRunner::create(plan, **source, backends::kernel_table(device->traits().platform), {}, *device, {});
     if (!made) ADD_FAILURE() << made.error().message;
     else runner = std::move(*made);
   }
