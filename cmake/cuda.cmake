@@ -37,6 +37,7 @@ function(quern_device_code target)
   if(QUERN_HAS_NVCC)
     math(EXPR version "${nvcc_major} * 1000 + ${nvcc_minor} * 10")
     set(gencode "")
+    set(gencode_sm90 "")
     foreach(architecture ${QUERN_CUDA_ARCHITECTURES})
       string(REPLACE "-virtual" "" number "${architecture}")
       if(architecture MATCHES "-virtual$")
@@ -44,14 +45,24 @@ function(quern_device_code target)
       else()
         list(APPEND gencode "-gencode=arch=compute_${number},code=sm_${number}")
       endif()
+      if(architecture STREQUAL "90a")
+        set(gencode_sm90 "-gencode=arch=compute_90a,code=sm_90a")
+      endif()
       string(APPEND architecture_names "\"${architecture}\", ")
     endforeach()
     foreach(source ${ARGN})
       get_filename_component(unit "${source}" NAME_WE)
+      set(targets "${gencode}")
+      if(unit MATCHES "sm90")  # instructions of that architecture alone
+        set(targets "${gencode_sm90}")
+        if(NOT targets)
+          continue()
+        endif()
+      endif()
       set(image "${folder}/${unit}.fatbin")
       add_custom_command(
         OUTPUT "${image}"
-        COMMAND "${QUERN_NVCC}" -fatbin ${gencode} -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr -Werror=all-warnings "-I${PROJECT_SOURCE_DIR}/src"
+        COMMAND "${QUERN_NVCC}" -fatbin ${targets} -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr -Werror=all-warnings "-I${PROJECT_SOURCE_DIR}/src"
                 -ccbin "${CMAKE_CXX_COMPILER}" -MD -MF "${image}.d" -o "${image}" "${source}"
         DEPENDS "${source}"
         DEPFILE "${image}.d"

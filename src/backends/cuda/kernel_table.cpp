@@ -1,6 +1,7 @@
 #include "backends/cuda/kernel_table.h"
 
 #include "backends/cuda/plain.h"
+#include "backends/cuda/sm90.h"
 
 namespace quern::cuda {
 
@@ -15,7 +16,18 @@ Result<std::unique_ptr<typename Op::Kernel>> make(const typename Op::Problem& pr
   return plain::make(problem, device);
 }
 
+template <class Op>
+ops::Verdict accepts_sm90(const typename Op::Problem& problem, const ops::DeviceTraits& traits) {
+  return sm90::accepts(problem, traits);
+}
+template <class Op>
+Result<std::unique_ptr<typename Op::Kernel>> make_sm90(const typename Op::Problem& problem, ops::Device& device) {
+  return sm90::make(problem, device);
+}
+
 /// Candidates of an op, best first.
+template <class Op>
+constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90", accepts_sm90<Op>, make_sm90<Op>}, {"cuda.plain", accepts<Op>, make<Op>}};
 template <class Op>
 constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", accepts<Op>, make<Op>}};
 
@@ -23,15 +35,15 @@ constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", accepts<Op>, make<Op>}};
 
 constinit const ops::KernelTable kKernelTable{
     .embed = kPlain<ops::Embed>,
-    .attn_in = kPlain<ops::AttnIn>,
+    .attn_in = kLinear<ops::AttnIn>,
     .attention = kPlain<ops::Attention>,
-    .gdn_in = kPlain<ops::GdnIn>,
+    .gdn_in = kLinear<ops::GdnIn>,
     .gdn_mix = kPlain<ops::GdnMix>,
-    .out_residual = kPlain<ops::OutResidual>,
-    .mlp_in = kPlain<ops::MlpIn>,
-    .down_residual = kPlain<ops::DownResidual>,
-    .mtp_in = kPlain<ops::MtpIn>,
-    .head = kPlain<ops::Head>,
+    .out_residual = kLinear<ops::OutResidual>,
+    .mlp_in = kLinear<ops::MlpIn>,
+    .down_residual = kLinear<ops::DownResidual>,
+    .mtp_in = kLinear<ops::MtpIn>,
+    .head = kLinear<ops::Head>,
     .sample = kPlain<ops::Sample>,
     .draft_rows = kPlain<ops::DraftRows>,
     .state_copy = kPlain<ops::StateCopy>,

@@ -101,6 +101,12 @@ void Stream::enqueue_launch(FunctionObject* function, const char* name, const La
   if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "a kernel");
 }
 
+void Stream::defer(std::unique_ptr<Deferred> work) {
+  flush();
+  deferred_ = std::move(work);
+  if (await_launches_) flush();
+}
+
 /// Room for `size_bytes` (at most kStageBytes) in the current stage; null after a failure.
 std::byte* Stream::stage(size_t size_bytes) {
   if (stages_.empty()) {
@@ -132,6 +138,7 @@ void Stream::next_stage() {
 }
 
 void Stream::copy_to_device(const void* source, const ops::TensorView& destination) {
+  flush();
   if (failed() || destination.empty()) return;
   context_->make_current();
   const auto* from = static_cast<const std::byte*>(source);
@@ -150,6 +157,7 @@ void Stream::copy_to_device(const void* source, const ops::TensorView& destinati
 }
 
 void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
+  flush();
   if (failed() || source.empty()) return;
   context_->make_current();
   const size_t size = source.size_bytes();
@@ -175,6 +183,7 @@ void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
 }
 
 void Stream::copy(const ops::TensorView& source, const ops::TensorView& destination) {
+  flush();
   CHECK(source.size_bytes() == destination.size_bytes());
   if (failed() || source.empty()) return;
   context_->make_current();
@@ -183,6 +192,7 @@ void Stream::copy(const ops::TensorView& source, const ops::TensorView& destinat
 }
 
 void Stream::fill_zero(const ops::TensorView& destination) {
+  flush();
   if (failed() || destination.empty()) return;
   context_->make_current();
   succeeded(context_->driver.fill(address_of(destination), 0, destination.size_bytes(), handle_), "clearing memory");
@@ -190,6 +200,7 @@ void Stream::fill_zero(const ops::TensorView& destination) {
 }
 
 Result<void> Stream::finish() {
+  flush();
   context_->make_current();
   if (!failed()) succeeded(context_->driver.stream_synchronize(handle_), "waiting for work");
   if (!failed())
@@ -200,6 +211,7 @@ Result<void> Stream::finish() {
 }
 
 ops::Mark Stream::mark() {
+  flush();
   if (!downloads_.empty()) static_cast<void>(finish());  // they end in memory that is not page-locked
   const ops::Mark mark = num_marks_++;
   if (failed()) return mark;
@@ -215,12 +227,14 @@ Result<void> Stream::wait(ops::Mark mark) {
 }
 
 void Stream::begin_recording() {
+  flush();
   if (failed()) return;
   context_->make_current();
   succeeded(context_->driver.stream_begin_capture(handle_, kCaptureThreadLocal), "recording");
 }
 
 Result<std::unique_ptr<ops::Graph>> Stream::end_recording() {
+  flush();
   RETURN_IF_ERROR(outcome());
   context_->make_current();
   GraphObject* graph = nullptr;
@@ -234,12 +248,14 @@ Result<std::unique_ptr<ops::Graph>> Stream::end_recording() {
 }
 
 void Stream::replay(const ops::Graph& graph) {
+  flush();
   if (failed()) return;
   context_->make_current();
   succeeded(context_->driver.graph_launch(static_cast<const Graph&>(graph).handle(), handle_), "a graph");
 }
 
 void Stream::record(const Event& event) {
+  flush();
   if (failed()) return;
   context_->make_current();
   succeeded(context_->driver.event_record(event.handle(), handle_), "an event");

@@ -73,8 +73,18 @@ class Stream final : public ops::Stream {
   Result<std::unique_ptr<ops::Graph>> end_recording() override;
   void replay(const ops::Graph& graph) override;
 
+  /// Work that more of its kind may join. It is launched before anything else is enqueued.
+  class Deferred {
+   public:
+    virtual ~Deferred() = default;
+    virtual void launch(Stream& stream) = 0;
+  };
+  void defer(std::unique_ptr<Deferred> work);
+  [[nodiscard]] Deferred* deferred() const { return deferred_.get(); }
+
   template <class Args>
   void launch(const Function<Args>& function, const LaunchShape& shape, const Args& args) {
+    flush();
     enqueue_launch(function.handle, function.name, shape, const_cast<Args*>(&args));
   }
 
@@ -100,6 +110,10 @@ class Stream final : public ops::Stream {
   static constexpr size_t kNumStages = 4;
   static constexpr size_t kDownloadBytes = size_t{4} << 20;
 
+  /// Launches what was deferred.
+  void flush() {
+    if (deferred_ != nullptr) std::exchange(deferred_, nullptr)->launch(*this);
+  }
   void enqueue_launch(FunctionObject* function, const char* name, const LaunchShape& shape, void* args);
   /// Keeps the first failure; `what` names it.
   bool succeeded(Status status, const char* what);
@@ -112,6 +126,7 @@ class Stream final : public ops::Stream {
   std::shared_ptr<Context> context_;
   StreamObject* handle_;
   bool await_launches_;
+  std::unique_ptr<Deferred> deferred_;
   std::atomic<bool> failed_ = false;
   mutable std::mutex error_mutex_;  // wait() is called from another thread
   std::optional<Error> error_;

@@ -1,0 +1,7 @@
+#include "backends/cuda/linear_sm90.cuh"
+
+namespace quern::cuda::sm90 {
+
+QUERN_CHAIN(chain_resident, 8, true, true)
+
+}  // namespace quern::cuda::sm90

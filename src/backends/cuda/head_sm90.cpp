@@ -1,0 +1,75 @@
+#include "backends/cuda/linears_sm90.h"
+#include "backends/cuda/sm90.h"
+
+namespace quern::cuda::sm90 {
+
+namespace {
+
+class HeadKernel final : public ops::Head::Kernel {
+ public:
+  HeadKernel(const ops::Head::Problem& problem, Linears linears) : problem_(problem), linears_(std::move(linears)), layer_({.parts = {problem.lm_head}}, 0) {}
+
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(layer_); }
+  [[nodiscard]] size_t packed_bytes() const override { return layer_.end_bytes(); }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return linears_.workspace_bytes(std::min<int64_t>(max_rows, kMaxDecodeRows), layer_); }
+  [[nodiscard]] std::string_view table_layout() const override { return "cuda.sm90.tiles"; }
+  void pack(const ops::LinearSource& lm_head, ops::Buffer& packed, ops::Stream& stream) const override {
+    layer_.pack({.parts = {&lm_head}}, packed, linears_.packers(), cuda_stream(stream));
+  }
+
+  void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::Buffer& packed,
+               const ops::TensorView& hidden, const ops::TensorView& logits, ops::Launch& launch) const override {
+    Stream& stream = cuda_stream(launch.stream);
+    QuantiseArgs args;
+    args.in = row_data(x);
+    args.in_stride = problem_.hidden;
+    args.norm = norm.data<float>();
+    args.norm_offset = 1;
+    args.eps = problem_.eps;
+    args.k_blocks = static_cast<int32_t>(problem_.hidden / 128);
+    args.rows = rows.num_rows;
+    args.out = row_data(hidden);
+    if (rows.num_rows > 0) linears_.quantise(stream, args);
+    // One arithmetic for the rows of both kinds: that of decode rows.
+    RowSplit named;
+    named.decode = logit_rows.empty() ? 0 : logit_rows.shape[0];
+    linears_.enqueue_filled(
+        stream, layer_, packed, named, launch.workspace,
+        [&](const QuantiseArgs& places, int64_t row, Stream&) {
+          args.rows_of = logit_rows.data<int32_t>() + row;
+          args.rows = places.rows;
+          args.x_rows = places.x_rows;
+          args.x8 = places.x8;
+          args.x_scale = places.x_scale;
+          args.x16 = places.x16;
+          args.out = nullptr;
+          linears_.quantise(stream, args);
+        },
+        [&](LinearPhase& phase, int64_t row) {
+          phase.epilogue = Epilogue::kLogits;
+          phase.segments[0].out = logits.data<float>() + row * problem_.vocab_size;
+          phase.segments[0].stride = problem_.vocab_size;
+        });
+  }
+
+ private:
+  ops::Head::Problem problem_;
+  Linears linears_;
+  TileLayer layer_;
+};
+
+}  // namespace
+
+ops::Verdict accepts(const ops::Head::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = accepts_activation(problem.activation); !verdict.accepted) return verdict;
+  if (problem.tied) return ops::refuse("a tied table stays in rows, as embed reads it");
+  if (problem.hidden > kMaxNormWidth) return ops::refuse("rows of {} are normed up to {}", problem.hidden, kMaxNormWidth);
+  return TileLayer::accepts({.parts = {problem.lm_head}}, traits);
+}
+
+Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device) {
+  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device)));
+  return std::unique_ptr<ops::Head::Kernel>(std::make_unique<HeadKernel>(problem, std::move(linears)));
+}
+
+}  // namespace quern::cuda::sm90

@@ -1,0 +1,687 @@
+#pragma once
+
+// Linear layers on Hopper (sm_90a): weights stream once through shared memory and meet up to 256 rows in wgmma, weights as A.
+//
+// Decode rows (run_chain). The tiles of a weight, row by row along K, are one list that is cut into as many equal pieces as the device has multiprocessors: the cut
+// depends on the weight's shape and the device alone, and so does the order of every sum, whatever the number of rows. A tile row that several blocks share is
+// added up by the one that finishes last, in the order of K. Layers that follow each other are phases of one launch: one warp of each block keeps a deep ring of
+// tiles filled across the phases, and before the predecessor in the stream has finished, since weights depend on nothing; so the memory stays busy while blocks
+// wait for each other between phases. Two warpgroups multiply 64 weight rows each. Products of e4m3 are promoted to float every 128 of K with both scales.
+// Up to eight rows are normed and quantised by every block for itself (resident mode); of more rows every block takes a share.
+//
+// Prompt rows (run_prompt). The same loop over whole tile rows, a block an output tile at a time: no sum is ever split.
+
+#include "backends/cuda/ptx_sm90.cuh"
+#include "backends/cuda/quantise_sm90.cuh"
+
+namespace quern::cuda::sm90 {
+
+constexpr int kConsumers = 256;  // two warpgroups
+constexpr int kHeld = 10;        // groups of 128 that a half-warp keeps between norm and quantisation: 4 rows of 5120
+/// The warp that copies is one of a warpgroup of its own where the others need its registers.
+constexpr int threads(int columns) { return columns > 64 ? kConsumers + 128 : kConsumers + 32; }
+
+// ---- which tiles a block multiplies ----
+
+/// The tiles of one block in a phase of decode rows.
+struct DecodeWalk {
+  int grid;  // blocks that take part
+  int tile = 0, k = 0, first_row = 0;
+  int left = 0;
+
+  __device__ explicit DecodeWalk(const LinearPhase& phase) {
+    const int64_t total = int64_t{phase.tiles} * phase.k_blocks;
+    grid = static_cast<int>(min(static_cast<int64_t>(gridDim.x), total));
+    if (static_cast<int>(blockIdx.x) >= grid) return;
+    const int64_t begin = total * blockIdx.x / grid;
+    left = static_cast<int>(total * (blockIdx.x + 1) / grid - begin);
+    tile = static_cast<int>(begin / phase.k_blocks);
+    k = static_cast<int>(begin % phase.k_blocks);
+  }
+  __device__ void next_tile() { k = 0, ++tile; }
+};
+
+/// The output tiles of one block for prompt rows. Blocks that run together share weights and rows in the L2 cache: 16 tile rows beside each other.
+template <int kColumns>
+struct PromptWalk {
+  static constexpr int kBand = 16;
+  const PromptArgs& args;
+  int row_tiles, item;
+  int tile = 0, k = 0, first_row = 0;
+  int64_t left = 0;
+
+  __device__ explicit PromptWalk(const PromptArgs& a) : args(a), row_tiles((a.x_rows + kColumns - 1) / kColumns), item(blockIdx.x) {
+    const int items = a.phase.tiles * row_tiles, grid = static_cast<int>(gridDim.x);
+    if (item < items) left = int64_t{(items - item + grid - 1) / grid} * a.phase.k_blocks;
+    place();
+  }
+  __device__ void place() {
+    const int per_band = kBand * row_tiles, band = item / per_band, height = min(kBand, args.phase.tiles - band * kBand), inside = item % per_band;
+    tile = band * kBand + inside % height;
+    first_row = inside / height * kColumns;
+  }
+  __device__ void next_tile() {
+    k = 0;
+    item += gridDim.x;
+    place();
+  }
+};
+
+template <class Walk>
+__device__ __forceinline__ void next(Walk& walk, int k_blocks) {
+  --walk.left;
+  if (++walk.k == k_blocks) walk.next_tile();
+}
+__device__ __forceinline__ const char* tile_address(const LinearPhase& phase, int tile, int k) {
+  return static_cast<const char*>(phase.weight) + (int64_t{tile} * phase.k_blocks + k) * kTileBytes;
+}
+__device__ __forceinline__ const float* tile_scales(const LinearPhase& phase, int tile, int k) { return phase.scale + (int64_t{tile} * phase.k_blocks + k) * kTileScales; }
+
+// ---- shared memory of a block ----
+
+template <int kColumns, bool kFp8, bool kResident>
+struct Layout {
+  static constexpr int kRowsBytes = kResident ? 0 : kColumns * kTileRowBytes;
+  static constexpr int kScaleBytes = kFp8 && !kResident ? (kColumns * 4 + 127) / 128 * 128 : 0;
+
+  uint32_t base;  // 1024-byte aligned shared address; then per stage a tile and its rows
+  char* generic;
+  int stages, resident_blocks, norm_floats;
+
+  __device__ Layout(char* raw, int num_stages, int blocks, int floats) : stages(num_stages), resident_blocks(blocks), norm_floats(floats) {
+    const uint32_t address = shared_address(raw), aligned = (address + 1023) / 1024 * 1024;
+    base = aligned;
+    generic = raw + (aligned - address);
+  }
+  __device__ uint32_t weight(int stage) const { return base + stage * (kTileBytes + kRowsBytes); }
+  __device__ uint32_t rows(int stage) const { return weight(stage) + kTileBytes; }
+  __device__ int resident_begin() const { return stages * (kTileBytes + kRowsBytes); }
+  __device__ uint32_t resident(int slot) const { return base + resident_begin() + slot * 1024; }
+  __device__ char* resident_at(int slot) const { return generic + resident_begin() + slot * 1024; }
+  __device__ int scales_begin() const { return resident_begin() + resident_blocks * 1024; }
+  __device__ float* scales(int stage_or_slot) const {
+    return reinterpret_cast<float*>(generic + scales_begin() + stage_or_slot * (kResident ? kColumns * 4 : kScaleBytes));
+  }
+  __device__ int norm_begin() const { return scales_begin() + (kResident ? resident_blocks * kColumns * 4 : stages * kScaleBytes); }
+  __device__ float* norm() const { return reinterpret_cast<float*>(generic + norm_begin()); }
+  __device__ int barriers_begin() const { return norm_begin() + norm_floats * 4; }
+  __device__ uint32_t full(int stage) const { return base + barriers_begin() + stage * 16; }
+  __device__ uint32_t empty(int stage) const { return full(stage) + 8; }
+  __device__ uint32_t tile_scale_address(int stage) const { return base + barriers_begin() + (stages + 1) * 16 + stage * 16; }
+  __device__ const float* tile_scale(int stage) const { return reinterpret_cast<const float*>(generic + barriers_begin() + (stages + 1) * 16 + stage * 16); }
+  __device__ uint32_t norm_full() const { return full(stages); }
+  __device__ uint32_t norm_empty() const { return full(stages) + 8; }
+  __device__ int* flags() const { return reinterpret_cast<int*>(generic + barriers_begin() + (2 * stages + 1) * 16); }  // one a warpgroup
+  __device__ float* sums() const { return reinterpret_cast<float*>(generic + barriers_begin() + (2 * stages + 2) * 16); }  // [8][blocks of 128]
+
+  __device__ void init_barriers() const {
+    for (int stage = 0; stage < stages; ++stage) {
+      barrier_init(full(stage), 1);
+      barrier_init(empty(stage), kConsumers / 32);
+    }
+    barrier_init(norm_full(), 1);
+    barrier_init(norm_empty(), kConsumers / 32);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+};
+
+/// Where a warp stands in the ring.
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void advance(int stages) {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+};
+
+// ---- waiting for other blocks ----
+
+/// One thread: waits until `target` arrivals were counted; what the arrived wrote can then be read.
+__device__ __forceinline__ void await_arrivals(const int32_t* counter, int target) {
+  int value;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  } while (value < target);
+}
+/// One thread, after a barrier of those whose writes it stands for.
+__device__ __forceinline__ void arrive(int32_t* counter) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory"); }
+__device__ __forceinline__ void fence_async_proxy_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+__device__ __forceinline__ void group_barrier(int group) {
+  if (group == 0) named_barrier<2, 128>();
+  else named_barrier<3, 128>();
+}
+__device__ __forceinline__ void consumer_barrier() { named_barrier<1, kConsumers>(); }
+
+// ---- resident mode: the consumers norm and quantise up to eight rows ----
+
+/// Blocks of K in the order in which this thread block meets them.
+__device__ __forceinline__ int resident_slot(int k, int first, int k_blocks) { return k >= first ? k - first : k - first + k_blocks; }
+
+template <class At>
+__device__ __forceinline__ void fill_resident(const ChainArgs& args, const LinearPhase& phase, const At& at, int first_block, int blocks, uint32_t norm_parity,
+                                              const auto& wait_for_input) {
+  const int half = threadIdx.x >> 4, l = threadIdx.x & 15;
+  const int log = args.rows > 4 ? 3 : args.rows > 2 ? 2 : args.rows - 1;  // rows rounded up to 1, 2, 4 or 8
+  const int row = half & ((1 << log) - 1), step = 16 >> log, begin = half >> log;
+  const bool real = row < args.rows;
+  const int k_blocks = phase.k_blocks;
+  const bool has_norm = phase.norm != nullptr;
+  const int count = has_norm ? k_blocks : blocks;  // to look at: all, or those that this thread block meets
+  const int rounds = (count + kHeld * step - 1) / (kHeld * step);
+  const int weight_row = blockIdx.x;
+  const bool has_side = weight_row < phase.side.num_b + phase.side.num_a;
+  float* sums = at.sums() + row * k_blocks;
+  const auto block_of = [&](int at_step) {
+    const int b = begin + at_step * step;
+    return has_norm ? b : b + first_block >= k_blocks ? b + first_block - k_blocks : b + first_block;
+  };
+  const auto is_mine = [&](int at_step) { return begin + at_step * step < count; };
+  const auto load = [&](uint4(&held)[kHeld], int round) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int at_step = i + round * kHeld;
+      held[i] = {};
+      if (is_mine(at_step) && real) held[i] = load_row_piece(phase.in, row * phase.in_stride + block_of(at_step) * 128 + l * 8);
+    }
+  };
+  const auto load_side = [&](uint4(&side)[kHeld], int round) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (is_mine(i + round * kHeld)) side[i] = side_weight(phase.side, weight_row, block_of(i + round * kHeld), k_blocks, l);
+  };
+  uint4 held[kHeld], side[kHeld];
+  if (has_side) load_side(side, 0);  // weights: before the input is there
+  wait_for_input();
+  float inverse = 0;
+  if (has_norm) {
+    for (int round = 0; round < rounds; ++round) {
+      load(held, round);
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const int at_step = i + round * kHeld;
+        if (at_step * step >= count) continue;  // the same for the whole warp
+        const float sum = square_sum(held[i]);
+        if (l == 0 && is_mine(at_step)) sums[begin + at_step * step] = sum;
+      }
+    }
+    consumer_barrier();
+    inverse = inverse_rms(sums, k_blocks, phase.eps);
+    consumer_barrier();
+    barrier_wait(at.norm_full(), norm_parity);
+  }
+  for (int round = 0; round < rounds; ++round) {
+    if (!has_norm || rounds > 1) load(held, round);
+    if (has_side && round > 0) load_side(side, round);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int at_step = i + round * kHeld;
+      if (at_step * step >= count) continue;
+      const bool mine = is_mine(at_step);
+      const int block = mine ? block_of(at_step) : first_block;
+      uint4 x = held[i];
+      if (has_norm) {
+        const auto* factors = reinterpret_cast<const float4*>(at.norm() + block * 128 + l * 8);
+        x = normed(x, inverse, factors[0], factors[1]);
+      }
+      if (has_side) {
+        const float sum = dot8(x, side[i]);
+        if (l == 0 && mine) sums[block] = sum;
+      }
+      float scale;
+      const uint2 bytes = quantised(x, scale);
+      const int slot = resident_slot(block, first_block, k_blocks);
+      if (mine && slot < blocks) {
+        *reinterpret_cast<uint2*>(at.resident_at(slot) + swizzled(row, l * 8)) = bytes;
+        if (l == 0) at.scales(slot)[row] = scale;
+      }
+    }
+  }
+  fence_async_proxy();
+  if (has_norm && (threadIdx.x & 31) == 0) barrier_arrive(at.norm_empty());
+  consumer_barrier();
+  if (has_side && threadIdx.x < args.rows) store_side(phase.side, weight_row, threadIdx.x, at.sums() + threadIdx.x * k_blocks, k_blocks);
+}
+
+// ---- more rows: every block norms and quantises some, for all ----
+
+template <bool kFp8>
+__device__ __forceinline__ void quantise_share(const ChainArgs& args, const LinearPhase& phase, float* sums) {
+  constexpr int kPiece = 32;  // blocks of a row without norm that are taken at a time
+  const int blocks = kFp8 ? phase.k_blocks : phase.k_blocks / 2;  // of 128 columns
+  QuantiseArgs q;
+  q.in = phase.in;
+  q.in_stride = phase.in_stride;
+  q.norm = phase.norm;
+  q.eps = phase.eps;
+  q.x_rows = args.x_rows;
+  q.k_blocks = blocks;
+  q.x_scale = args.x_scale;
+  if (kFp8) q.x8 = args.x;
+  q.x16 = kFp8 ? (phase.side.weight != nullptr ? args.x16 : nullptr) : args.x;
+  if (phase.norm != nullptr) {
+    for (int row = blockIdx.x; row < args.rows; row += gridDim.x) {
+      norm_row<kConsumers>(q, row, sums, [] { consumer_barrier(); });
+      consumer_barrier();
+    }
+    return;
+  }
+  const int pieces = (blocks + kPiece - 1) / kPiece;
+  for (int item = blockIdx.x; item < args.rows * pieces; item += gridDim.x)
+    quantise_row<kConsumers>(q, item / pieces, item % pieces * kPiece, min(blocks, (item % pieces + 1) * kPiece));
+}
+
+/// Side rows: two weight rows and eight activation rows at a time, 16 sums of which a lane ends up with one; each is added up in the order of dot8().
+template <bool kFp8>
+__device__ __forceinline__ void side_share(const ChainArgs& args, const LinearPhase& phase, float* sums) {
+  const int half = threadIdx.x >> 4, l = threadIdx.x & 15, weight_rows = phase.side.num_b + phase.side.num_a;
+  const int pairs = weight_rows / 2, items = pairs * ((args.rows + 7) / 8), blocks = kFp8 ? phase.k_blocks : phase.k_blocks / 2;
+  const auto* rows = static_cast<const char*>(kFp8 ? args.x16 : args.x);
+  for (int item = blockIdx.x; item < items; item += gridDim.x) {
+    const int weight_row = item % pairs * 2, first = item / pairs * 8;
+    for (int block = half; block - half < blocks; block += 16) {
+      const bool mine = block < blocks;
+      uint4 w[2]{}, x[8]{};
+      if (mine) {
+        w[0] = side_weight(phase.side, weight_row, block, blocks, l);
+        w[1] = side_weight(phase.side, weight_row + 1, block, blocks, l);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          if (first + i < args.rows)
+            x[i] = __ldcg(reinterpret_cast<const uint4*>(rows + (int64_t{2 * block + (l >> 3)} * args.x_rows + first + i) * kTileRowBytes + (((l & 7) * 16) ^ (i << 4))));
+      }
+      float partial[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) partial[i] = dot8_lane(x[i % 8], w[i / 8]);
+      const float sum = sum16_scattered(partial);
+      if (mine) sums[l * blocks + block] = sum;
+    }
+    consumer_barrier();
+    if (threadIdx.x < 16 && first + static_cast<int>(threadIdx.x) % 8 < args.rows)
+      store_side(phase.side, weight_row + threadIdx.x / 8, first + threadIdx.x % 8, sums + threadIdx.x * blocks, blocks);
+    consumer_barrier();
+  }
+}
+
+// ---- what becomes of a finished tile ----
+
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+
+template <int kColumns>
+__device__ __forceinline__ void store_tile(const LinearPhase& phase, const float (&acc)[kColumns / 2], int tile, int first_row, int rows) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, group = threadIdx.x >> 5;  // group of 16 packed rows
+  int which = 0;
+#pragma unroll
+  for (int i = 1; i < kMaxSegments; ++i)
+    if (i < phase.num_segments && tile >= phase.segments[i].first_tile) which = i;
+  const OutputSegment& segment = phase.segments[which];
+  float row_scale[2] = {1.0f, 1.0f};
+  if (phase.row_scale != nullptr)
+    for (int i = 0; i < 2; ++i) row_scale[i] = __ldg(phase.row_scale + int64_t{tile} * kTileRows + group * 16 + i * 8 + g);
+  const int local = tile - segment.first_tile;
+  const Epilogue epilogue = phase.epilogue;
+  if (epilogue == Epilogue::kSiluUp) {
+    const int feature = local * 64 + group * 8 + g;
+    if (feature >= segment.features) return;
+    auto* out = static_cast<__nv_bfloat16*>(segment.out) + feature;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = first_row + j * 8 + q * 2 + i;
+        const float gate = __bfloat162float(__float2bfloat16_rn(acc[j * 4 + i] * row_scale[0]));
+        const float up = __bfloat162float(__float2bfloat16_rn(acc[j * 4 + 2 + i] * row_scale[1]));
+        const float gated = __bfloat162float(__float2bfloat16_rn(silu(gate)));
+        if (row < rows) out[row * segment.stride] = __float2bfloat16_rn(gated * up);
+      }
+    return;
+  }
+  const int feature = local * kTileRows + group * 16 + g * 2;
+  if (feature >= segment.features) return;
+  if (epilogue == Epilogue::kLogits) {
+    auto* out = static_cast<float*>(segment.out) + feature;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = first_row + j * 8 + q * 2 + i;
+        if (row < rows) *reinterpret_cast<float2*>(out + row * segment.stride) = make_float2(acc[j * 4 + i] * row_scale[0], acc[j * 4 + 2 + i] * row_scale[1]);
+      }
+    return;
+  }
+  auto* out = static_cast<__nv_bfloat16*>(segment.out) + feature;
+  constexpr int kTogether = kColumns / 8 < 8 ? kColumns / 8 : 8;  // loads of the residual that are in flight before the first store
+#pragma unroll
+  for (int first = 0; first < kColumns / 8; first += kTogether) {
+    uint32_t before[kTogether * 2];
+    if (epilogue == Epilogue::kResidual)
+#pragma unroll
+      for (int j = 0; j < kTogether * 2; ++j) {
+        const int row = first_row + (first + j / 2) * 8 + q * 2 + j % 2;
+        if (row < rows) before[j] = __ldcg(reinterpret_cast<const uint32_t*>(out + row * segment.stride));
+      }
+#pragma unroll
+    for (int j = 0; j < kTogether * 2; ++j) {
+      const int row = first_row + (first + j / 2) * 8 + q * 2 + j % 2, at = (first + j / 2) * 4 + j % 2;
+      if (row >= rows) continue;
+      uint32_t rounded = bf16_pair(acc[at] * row_scale[0], acc[at + 2] * row_scale[1]);
+      if (epilogue == Epilogue::kResidual)
+        rounded = bf16_pair(__uint_as_float(before[j] << 16) + __uint_as_float(rounded << 16),
+                            __uint_as_float(before[j] & 0xffff0000u) + __uint_as_float(rounded & 0xffff0000u));
+      *reinterpret_cast<uint32_t*>(out + row * segment.stride) = rounded;
+    }
+  }
+}
+
+/// Adds up a tile row that several blocks share; true for the warpgroup that finished last, whose acc then holds the sum in the order of K.
+template <int kColumns>
+__device__ __forceinline__ bool join_parts(const LinearPhase& phase, float* partials, float (&acc)[kColumns / 2], int tile, int grid, bool continued, int* flag) {
+  constexpr int kCount = kColumns / 2, kTogether = kCount <= 8 ? 8 : kCount <= 64 ? 64 / kCount : 1;  // parts that are loaded at a time
+  const int group = threadIdx.x >> 7, thread = threadIdx.x & 127;
+  const auto place = [&](int block, bool later) { return partials + ((int64_t{block} * 2 + (later ? 0 : 1)) * 2 + group) * (kCount * 128) + thread; };
+  float* mine = place(blockIdx.x, continued);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) __stcg(mine + i * 128, acc[i]);
+  const int64_t total = int64_t{phase.tiles} * phase.k_blocks, begin = int64_t{tile} * phase.k_blocks;
+  const auto block_of = [&](int64_t unit) { return static_cast<int>(((unit + 1) * grid - 1) / total); };
+  const int first = block_of(begin), last = block_of(begin + phase.k_blocks - 1);
+  group_barrier(group);
+  if (thread == 0) {
+    int32_t* counter = phase.counters + tile * 2 + group;
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    *flag = before == last - first ? 1 : 0;
+    if (before == last - first) *counter = 0;
+  }
+  group_barrier(group);
+  if (*flag == 0) return false;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) acc[i] = __ldcg(place(first, false) + i * 128);
+  for (int block = first + 1; block <= last; block += kTogether) {
+    float part[kTogether][kCount];
+#pragma unroll
+    for (int b = 0; b < kTogether; ++b)
+      if (block + b <= last)
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) part[b][i] = __ldcg(place(block + b, true) + i * 128);
+#pragma unroll
+    for (int b = 0; b < kTogether; ++b)
+      if (block + b <= last)
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) acc[i] = __fadd_rn(acc[i], part[b][i]);
+  }
+  return true;
+}
+
+// ---- the multiplying warpgroups ----
+
+/// Tiles that are multiplied before the first of them is promoted: latencies overlap as far as registers allow.
+template <int kColumns>
+constexpr int kTogether = kColumns <= 32 ? 4 : kColumns <= 128 ? 2 : 1;
+
+/// Adds the products of kCount tiles of e4m3 to acc, each promoted with its scales.
+template <int kColumns, bool kResident, int kCount>
+__device__ __forceinline__ void multiply_e4m3(const Layout<kColumns, true, kResident>& at, float (&acc)[kColumns / 2], int k_blocks, int& slot, RingPlace& ring) {
+  constexpr int kPart = kColumns < 128 ? kColumns : 128, kParts = kColumns / kPart;
+  static_assert(kCount == 1 || kParts == 1);
+  const int group = threadIdx.x >> 7, lane = threadIdx.x & 31, q = lane & 3;
+  float product[kCount][kPart / 2];
+  int stages[kCount], slots[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    stages[i] = ring.stage;
+    slots[i] = slot;
+    barrier_wait(at.full(ring.stage), ring.parity);
+    if constexpr (kParts == 1) {
+      const uint64_t a = operand(at.weight(ring.stage) + group * (kTileBytes / 2)), b = operand(kResident ? at.resident(slot) : at.rows(ring.stage));
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma<kPart, true>(product[i], a + k * 2, b + k * 2, k);
+      wgmma_commit();
+    }
+    ring.advance(at.stages);
+    if (kResident && ++slot == k_blocks) slot = 0;
+  }
+  const auto promote = [&](int i, int part) {
+    const float2 scale = *reinterpret_cast<const float2*>(at.tile_scale(stages[i]));
+    const float* x_scale = at.scales(kResident ? slots[i] : stages[i]) + part * kPart + q * 2;
+#pragma unroll
+    for (int j = 0; j < kPart / 8; ++j) {
+      const float2 x = *reinterpret_cast<const float2*>(x_scale + j * 8);
+      float* sum = acc + part * (kPart / 2) + j * 4;
+      sum[0] = __fmaf_rn(product[i][j * 4], __fmul_rn(scale.x, x.x), sum[0]);
+      sum[1] = __fmaf_rn(product[i][j * 4 + 1], __fmul_rn(scale.x, x.y), sum[1]);
+      sum[2] = __fmaf_rn(product[i][j * 4 + 2], __fmul_rn(scale.y, x.x), sum[2]);
+      sum[3] = __fmaf_rn(product[i][j * 4 + 3], __fmul_rn(scale.y, x.y), sum[3]);
+    }
+  };
+  if constexpr (kParts == 1) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      wgmma_wait_for(kCount - 1 - i);
+      settle(product[i]);
+      promote(i, 0);
+      if (lane == 0) barrier_arrive(at.empty(stages[i]));
+    }
+  } else {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const uint64_t a = operand(at.weight(stages[0]) + group * (kTileBytes / 2)), b = operand(at.rows(stages[0]) + part * kPart * kTileRowBytes);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma<kPart, true>(product[0], a + k * 2, b + k * 2, k);
+      wgmma_commit();
+      wgmma_wait_for(0);
+      settle(product[0]);
+      promote(0, part);
+    }
+    if (lane == 0) barrier_arrive(at.empty(stages[0]));
+  }
+}
+
+/// acc = the products of `count` tiles of one tile row, the next ones of the ring.
+template <int kColumns, bool kFp8, bool kResident>
+__device__ __forceinline__ void multiply(const Layout<kColumns, kFp8, kResident>& at, float (&acc)[kColumns / 2], int k_blocks, int count, int& slot, RingPlace& ring) {
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) acc[i] = 0;
+  if constexpr (kFp8) {
+    int i = 0;
+    if constexpr (kTogether<kColumns> > 1)
+      for (; i + kTogether<kColumns> <= count; i += kTogether<kColumns>) multiply_e4m3<kColumns, kResident, kTogether<kColumns>>(at, acc, k_blocks, slot, ring);
+    for (; i < count; ++i) multiply_e4m3<kColumns, kResident, 1>(at, acc, k_blocks, slot, ring);
+  } else {
+    constexpr int kPart = kColumns < 128 ? kColumns : 128, kParts = kColumns / kPart;
+    const int group = threadIdx.x >> 7, lane = threadIdx.x & 31;
+    int before = 0;
+    for (int i = 0; i < count; ++i) {  // a tile is free when the next one's products are under way
+      barrier_wait(at.full(ring.stage), ring.parity);
+      const uint64_t a = operand(at.weight(ring.stage) + group * (kTileBytes / 2));
+      wgmma_fence();
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        float(&sum)[kPart / 2] = *reinterpret_cast<float(*)[kPart / 2]>(acc + part * (kPart / 2));
+        const uint64_t b = operand(at.rows(ring.stage) + part * kPart * kTileRowBytes);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) wgmma<kPart, false>(sum, a + k * 2, b + k * 2, 1);
+      }
+      wgmma_commit();
+      wgmma_wait_for(1);
+      if (i > 0 && lane == 0) barrier_arrive(at.empty(before));
+      before = ring.stage;
+      ring.advance(at.stages);
+    }
+    wgmma_wait_for(0);
+    settle(acc);
+    if (lane == 0) barrier_arrive(at.empty(before));
+  }
+}
+
+// ---- a chain of phases for decode rows ----
+
+template <int kColumns, bool kFp8, bool kResident>
+__device__ __forceinline__ void copy_chain(const ChainArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
+  const int tile_and_rows = kTileBytes + (kFp8 ? 16 : 0) + (kResident ? 0 : args.x_rows * (kTileRowBytes + (kFp8 ? 4 : 0)));
+  RingPlace ring{0, 1};  // the first round finds empty slots
+  uint32_t norm_parity = 1;
+  for (int p = 0; p < args.num_phases; ++p) {
+    const LinearPhase& phase = args.phases[p];
+    const auto copy_tile = [&](const DecodeWalk& walk, const RingPlace& to) {
+      barrier_wait(at.empty(to.stage), to.parity);
+      barrier_expect(at.full(to.stage), tile_and_rows);
+      bulk_copy_once(at.weight(to.stage), tile_address(phase, walk.tile, walk.k), kTileBytes, at.full(to.stage));
+      if constexpr (kFp8) bulk_copy(at.tile_scale_address(to.stage), tile_scales(phase, walk.tile, walk.k), 16, at.full(to.stage));
+    };
+    const auto copy_rows = [&](const DecodeWalk& walk, const RingPlace& to) {
+      const int64_t row = int64_t{walk.k} * args.x_rows;
+      bulk_copy(at.rows(to.stage), static_cast<const char*>(args.x) + row * kTileRowBytes, args.x_rows * kTileRowBytes, at.full(to.stage));
+      if constexpr (kFp8) bulk_copy(shared_address(at.scales(to.stage)), args.x_scale + row, args.x_rows * 4, at.full(to.stage));
+    };
+    DecodeWalk walk(phase);
+    if constexpr (kResident) {
+      if (phase.norm != nullptr) {
+        barrier_wait(at.norm_empty(), norm_parity);
+        barrier_expect(at.norm_full(), phase.k_blocks * 512);
+        bulk_copy(shared_address(at.norm()), phase.norm, phase.k_blocks * 512, at.norm_full());
+        norm_parity ^= 1;
+      }
+    } else {
+      DecodeWalk behind = walk;
+      RingPlace behind_ring = ring;
+      const int first = min(at.stages, walk.left);
+      for (int i = 0; i < first; ++i) {
+        copy_tile(walk, ring);
+        ring.advance(at.stages);
+        next(walk, phase.k_blocks);
+      }
+      if (p == 0) wait_for_predecessors();
+      if (phase.in != nullptr) await_arrivals(args.arrivals + kMaxPhases + p, static_cast<int>(gridDim.x));
+      fence_async_proxy_all();
+      for (int i = 0; i < first; ++i) {
+        copy_rows(behind, behind_ring);
+        behind_ring.advance(at.stages);
+        next(behind, phase.k_blocks);
+      }
+    }
+    while (walk.left > 0) {
+      copy_tile(walk, ring);
+      if constexpr (!kResident) copy_rows(walk, ring);
+      ring.advance(at.stages);
+      next(walk, phase.k_blocks);
+    }
+  }
+  launch_dependents();
+}
+
+template <int kColumns, bool kFp8, bool kResident>
+__device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
+  const int group = threadIdx.x >> 7, thread = threadIdx.x & 127;
+  RingPlace ring;
+  uint32_t norm_parity = 0;
+  for (int p = 0; p < args.num_phases; ++p) {
+    const LinearPhase& phase = args.phases[p];
+    const auto wait_for_input = [&] {
+      if (p == 0) return wait_for_predecessors();
+      if (threadIdx.x == 0) await_arrivals(args.arrivals + p - 1, 2 * static_cast<int>(gridDim.x));
+      consumer_barrier();
+    };
+    DecodeWalk walk(phase);
+    if constexpr (kResident) {
+      fill_resident(args, phase, at, walk.k, resident_blocks(phase.tiles, phase.k_blocks, walk.grid), norm_parity, wait_for_input);
+      if (phase.norm != nullptr) norm_parity ^= 1;
+    } else {
+      wait_for_input();
+      if (phase.in != nullptr) {
+        quantise_share<kFp8>(args, phase, at.sums());
+        fence_async_proxy_all();  // bulk copies read what was written here
+        consumer_barrier();
+        if (threadIdx.x == 0) arrive(args.arrivals + kMaxPhases + p);
+        if (phase.side.weight != nullptr) {
+          if (threadIdx.x == 0) await_arrivals(args.arrivals + kMaxPhases + p, static_cast<int>(gridDim.x));
+          consumer_barrier();
+          side_share<kFp8>(args, phase, at.sums());
+        }
+      }
+    }
+    int slot = 0;
+    while (walk.left > 0) {
+      float acc[kColumns / 2];
+      const int begin = walk.k, count = min(phase.k_blocks - begin, walk.left);
+      multiply<kColumns, kFp8, kResident>(at, acc, phase.k_blocks, count, slot, ring);
+      const bool whole = count == phase.k_blocks || join_parts<kColumns>(phase, args.partials, acc, walk.tile, walk.grid, begin > 0, at.flags() + group);
+      if (whole) store_tile<kColumns>(phase, acc, walk.tile, 0, args.rows);
+      walk.left -= count;
+      walk.next_tile();
+    }
+    if (p + 1 < args.num_phases) {
+      group_barrier(group);
+      if (thread == 0) arrive(args.arrivals + p);
+    }
+  }
+  if (args.num_phases > 1 || !kResident) {  // the last block leaves the counters as it found them
+    consumer_barrier();
+    if (threadIdx.x == 0 && atomicAdd(args.arrivals + 2 * kMaxPhases, 1) == static_cast<int>(gridDim.x) - 1)
+      for (int i = 0; i <= 2 * kMaxPhases; ++i) args.arrivals[i] = 0;
+  }
+}
+
+template <int kColumns, bool kFp8, bool kResident>
+__device__ __forceinline__ void run_chain(const ChainArgs& args) {
+  extern __shared__ char raw[];
+  const Layout<kColumns, kFp8, kResident> at(raw, args.stages, kResident ? args.resident_blocks : 0, kResident ? args.norm_floats : 0);
+  if (threadIdx.x == kConsumers) at.init_barriers();
+  __syncthreads();
+  if (threadIdx.x >= kConsumers) {
+    if constexpr (kColumns > 64) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x == kConsumers) copy_chain(args, at);
+  } else {
+    if constexpr (kColumns > 64) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    multiply_chain(args, at);
+  }
+}
+
+// ---- prompt rows ----
+
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ void run_prompt(const PromptArgs& args) {
+  extern __shared__ char raw[];
+  const Layout<kColumns, kFp8, false> at(raw, args.stages, 0, 0);
+  if (threadIdx.x == kConsumers) at.init_barriers();
+  __syncthreads();
+  const LinearPhase& phase = args.phase;
+  if (threadIdx.x >= kConsumers) {
+    if constexpr (kColumns > 64) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x != kConsumers) return;
+    RingPlace ring{0, 1};
+    for (PromptWalk<kColumns> walk(args); walk.left > 0; next(walk, phase.k_blocks)) {
+      const int rows = min(kColumns, args.x_rows - walk.first_row);
+      const int64_t row = int64_t{walk.k} * args.x_rows + walk.first_row;
+      barrier_wait(at.empty(ring.stage), ring.parity);
+      barrier_expect(at.full(ring.stage), kTileBytes + (kFp8 ? 16 : 0) + rows * (kTileRowBytes + (kFp8 ? 4 : 0)));
+      bulk_copy(at.weight(ring.stage), tile_address(phase, walk.tile, walk.k), kTileBytes, at.full(ring.stage));
+      if constexpr (kFp8) bulk_copy(at.tile_scale_address(ring.stage), tile_scales(phase, walk.tile, walk.k), 16, at.full(ring.stage));
+      bulk_copy(at.rows(ring.stage), static_cast<const char*>(args.x) + row * kTileRowBytes, rows * kTileRowBytes, at.full(ring.stage));
+      if constexpr (kFp8) bulk_copy(shared_address(at.scales(ring.stage)), args.x_scale + row, rows * 4, at.full(ring.stage));
+      ring.advance(at.stages);
+    }
+  } else {
+    if constexpr (kColumns > 64) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    RingPlace ring;
+    int slot = 0;
+    for (PromptWalk<kColumns> walk(args); walk.left > 0; walk.left -= phase.k_blocks, walk.next_tile()) {
+      float acc[kColumns / 2];
+      multiply<kColumns, kFp8, false>(at, acc, phase.k_blocks, phase.k_blocks, slot, ring);
+      store_tile<kColumns>(phase, acc, walk.tile, walk.first_row, args.rows);
+    }
+  }
+}
+
+#define QUERN_CHAIN(name, columns, fp8, resident)                                                                                    \
+  extern "C" __global__ void __launch_bounds__(threads(columns), 1) name(const __grid_constant__ ChainArgs args) { \
+    run_chain<columns, fp8, resident>(args);                                                                                         \
+  }
+#define QUERN_PROMPT(name, columns, fp8)                                                                              \
+  extern "C" __global__ void __launch_bounds__(threads(columns), 1) name(const __grid_constant__ PromptArgs args) { \
+    run_prompt<columns, fp8>(args);                                                                                   \
+  }
+
+}  // namespace quern::cuda::sm90

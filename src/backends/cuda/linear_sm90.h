@@ -1,0 +1,149 @@
+#pragma once
+
+#include <cstdint>
+
+// What the host and the device code of the Hopper linear layers (linear_sm90.cuh) agree on.
+//
+// Weights are kept in tiles of 128 rows by 128 bytes of K (128 e4m3 or 64 bf16 columns), 16 KB each, in the order that the matrix units read from shared
+// memory (rows of 128 bytes, their 16-byte pieces permuted by the row's low three bits), so that a tile is one contiguous copy; the tiles of a row follow K.
+// Activations stand the same way: [K / 128 bytes][rows][128 bytes]. One packing serves decode and prompt rows.
+//
+// Within each group of 16 packed rows the matrix units give a thread rows g and g + 8. Packing therefore puts features 2g and 2g + 1 there or, in mlp_in, the
+// gate and the up row of one feature.
+
+namespace quern::cuda::sm90 {
+
+inline constexpr int kTileRows = 128;
+inline constexpr int kTileRowBytes = 128;
+inline constexpr int kTileBytes = kTileRows * kTileRowBytes;
+inline constexpr int kTileScales = 4;  // floats: scale of the even and odd features, or of gate and up; two unused
+inline constexpr int kMaxSegments = 4;
+inline constexpr int kMaxPhases = 4;
+inline constexpr int kResidentRows = 8;    // as many decode rows are quantised by every block for itself
+inline constexpr int kMaxDecodeRows = 256; // of one launch
+inline constexpr int kMaxNormWidth = 8192;
+
+enum class Epilogue : int32_t {
+  kStore,     // bf16
+  kResidual,  // bf16(out + bf16(y))
+  kSiluUp,    // bf16(bf16(silu(gate)) * up); tiles hold 64 features of both
+  kLogits,    // f32
+};
+
+/// Consecutive tiles whose features go to one tensor.
+struct OutputSegment {
+  void* out = nullptr;
+  int64_t stride = 0;  // elements between rows
+  int32_t first_tile = 0;
+  int32_t features = 0;
+};
+
+/// in_proj_b and in_proj_a, which decode rows multiply on the CUDA cores: a tile row of bf16 each, b's first.
+struct SideRows {
+  const void* weight = nullptr;
+  int32_t num_b = 0, num_a = 0;
+  void *b = nullptr, *a = nullptr;
+};
+
+/// One linear layer.
+struct LinearPhase {
+  const void* weight = nullptr;      // [tiles][k_blocks] tiles
+  const float* scale = nullptr;      // [tiles][k_blocks][kTileScales], e4m3 only
+  const float* row_scale = nullptr;  // [tiles * 128] in packed order, where the scheme has one scale a row or a tensor; null otherwise
+  int32_t tiles = 0, k_blocks = 0;
+  Epilogue epilogue = Epilogue::kStore;
+  int32_t num_segments = 0;
+  OutputSegment segments[kMaxSegments];
+  // Decode rows only.
+  const void* in = nullptr;     // bf16 [rows][K]; null: x is filled already
+  int64_t in_stride = 0;
+  const float* norm = nullptr;  // factors 1 + w, or null
+  float eps = 0;
+  int32_t* counters = nullptr;  // [tiles][2], zero between launches: blocks that have added their part of a tile
+  SideRows side;
+};
+
+/// Linear layers that follow each other, for up to kMaxDecodeRows decode rows.
+struct ChainArgs {
+  LinearPhase phases[kMaxPhases];
+  int32_t num_phases = 0;
+  int32_t rows = 0;
+  int32_t x_rows = 0;              // rows of x, a multiple of 8
+  void* x = nullptr;               // e4m3 or bf16 [k_blocks][x_rows] pieces of 128 bytes; not in resident mode
+  float* x_scale = nullptr;        // [k_blocks][x_rows], e4m3 only
+  void* x16 = nullptr;             // bf16, for side rows
+  float* partials = nullptr;       // [grid][2][128][columns of the kernel]: parts of tiles that several blocks share
+  int32_t* arrivals = nullptr;     // [2 * kMaxPhases + 1], zero between launches
+  int32_t stages = 0;
+  int32_t resident_blocks = 0;     // most of any phase
+  int32_t norm_floats = 0;         // resident mode: widest norm
+};
+
+/// One linear layer for prompt rows.
+struct PromptArgs {
+  LinearPhase phase;
+  int32_t rows = 0, x_rows = 0;
+  const void* x = nullptr;
+  const float* x_scale = nullptr;
+  int32_t stages = 0;
+};
+
+/// Norm and quantisation of rows, a block a row.
+struct QuantiseArgs {
+  const void* in = nullptr;  // bf16 [rows][K]
+  int64_t in_stride = 0;
+  const int32_t* rows_of = nullptr;  // row i reads this row of `in` (row 0 where it is negative); null: row i
+  const float* norm = nullptr;       // factors, or null
+  float norm_offset = 0;             // added to each factor: 1 where `norm` holds weights
+  float eps = 0;
+  int32_t rows = 0, x_rows = 0, k_blocks = 0;  // k_blocks of 128 columns
+  int32_t first_block = 0;       // where these columns begin in x
+  void* x8 = nullptr;            // e4m3 [blocks][x_rows][128], or null
+  float* x_scale = nullptr;      // [blocks][x_rows]
+  void* x16 = nullptr;           // bf16 [2 blocks][x_rows][64], or null
+  void* out = nullptr;           // bf16 [rows][K], or null
+};
+
+/// Tiles that pack_tiles fills from a weight as stored.
+struct PackArgs {
+  const void* source = nullptr;  // [rows][row_bytes]
+  const void* second = nullptr;  // up rows of mlp_in: tiles then hold 64 features of each
+  int64_t row_bytes = 0;
+  int32_t rows = 0;
+  int32_t tiles = 0, k_blocks = 0;
+  void* packed = nullptr;
+};
+
+/// Scales of tiles: from a grid of blocks (`row_scale` null) or from one value a row or a tensor.
+struct PackScalesArgs {
+  const float* source = nullptr;   // [blocks][k_blocks], [rows] or [1]
+  const float* second = nullptr;
+  int32_t rows = 0, tiles = 0, k_blocks = 0;
+  int32_t per_row = 0;             // 0: blocks, 1: rows, 2: a tensor
+  float* scale = nullptr;          // [tiles][k_blocks][kTileScales]
+  float* row_scale = nullptr;      // [tiles * 128]
+};
+
+/// Factors 1 + w in f32.
+struct PackNormArgs {
+  const void* weight = nullptr;
+  int32_t is_bf16 = 0;
+  int32_t count = 0;
+  float* factors = nullptr;
+};
+
+/// Blocks of K that one of `grid` blocks meets in a phase.
+constexpr int resident_blocks(int tiles, int k_blocks, int grid) {
+  const int64_t total = int64_t{tiles} * k_blocks;
+  const int64_t most = (total + grid - 1) / grid;
+  return most < k_blocks ? static_cast<int>(most) : k_blocks;
+}
+/// Shared memory of a ring stage, and of everything else in a block.
+constexpr int stage_bytes(int columns, bool e4m3, bool resident) {
+  return kTileBytes + (resident ? 0 : columns * kTileRowBytes + (e4m3 ? (columns * 4 + 127) / 128 * 128 : 0)) + 32;
+}
+constexpr int fixed_bytes(int resident_blocks, int norm_floats, int sums_blocks) {
+  return 1024 + resident_blocks * (1024 + kResidentRows * 4) + norm_floats * 4 + 64 + sums_blocks * 16 * 4;
+}
+
+}  // namespace quern::cuda::sm90

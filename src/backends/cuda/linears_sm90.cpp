@@ -1,0 +1,198 @@
+#include "backends/cuda/linears_sm90.h"
+
+#include "backends/cuda/plain.h"
+
+namespace quern::cuda::sm90 {
+
+namespace {
+
+int64_t padded(int64_t rows) { return (rows + 7) / 8 * 8; }
+int64_t aligned(int64_t bytes) { return (bytes + 1023) / 1024 * 1024; }
+size_t column_index(int64_t rows) {
+  size_t i = 0;
+  while (kColumns[i] < rows) ++i;
+  return i;
+}
+unsigned threads_for(int columns) { return columns > 64 ? 384 : 288; }
+int norm_blocks(const LinearPhase& phase, bool e4m3) { return phase.norm == nullptr && phase.side.weight == nullptr ? 0 : e4m3 ? phase.k_blocks : phase.k_blocks / 2; }
+
+}  // namespace
+
+/// Phases for the same rows that follow each other in a stream and become one launch.
+class Chain final : public Stream::Deferred {
+ public:
+  Chain(const Linears& linears, bool e4m3, int64_t rows, int32_t* arrivals, std::byte* workspace) : linears_(linears), e4m3_(e4m3), workspace_(workspace) {
+    args_.rows = static_cast<int32_t>(rows);
+    args_.x_rows = static_cast<int32_t>(padded(rows));
+    args_.arrivals = arrivals;
+  }
+  [[nodiscard]] bool takes(const LinearPhase& phase, bool e4m3, int64_t rows, const std::byte* workspace) const {
+    return args_.num_phases < kMaxPhases && e4m3 == e4m3_ && rows == args_.rows && workspace == workspace_ && phase.in != nullptr && args_.phases[0].in != nullptr;
+  }
+  void append(const LinearPhase& phase) {
+    args_.phases[args_.num_phases++] = phase;
+    const int64_t columns = int64_t{phase.k_blocks} * (e4m3_ ? 128 : 64);
+    widest_ = std::max(widest_, columns);
+  }
+  void launch(Stream& stream) override {
+    const DecodePlaces places(workspace_, args_.rows, widest_, linears_.num_sms());
+    args_.partials = reinterpret_cast<float*>(places.partials);
+    args_.x = places.x;
+    args_.x_scale = reinterpret_cast<float*>(places.x_scale);
+    args_.x16 = places.spare;
+    linears_.launch_chain(stream, args_, e4m3_);
+  }
+
+ private:
+  Linears linears_;  // a copy: the chain may outlive the kernel that began it
+  bool e4m3_;
+  std::byte* workspace_;
+  int64_t widest_ = 0;
+  ChainArgs args_;
+};
+
+DecodePlaces::DecodePlaces(std::byte* workspace, int64_t rows, int64_t in_features, int grid) : partials(workspace) {
+  const int64_t columns = kColumns[column_index(rows)], all = padded(rows);
+  spare = partials + int64_t{grid} * 2 * kTileRows * columns * 4;
+  x_scale = spare + all * kSpareBytes;
+  x = x_scale + aligned(in_features / 128 * all * 4);
+  end = x + in_features * all * 2;  // e4m3 or bf16
+}
+
+PromptPlaces::PromptPlaces(std::byte* workspace, int64_t rows, int64_t in_features, bool e4m3, bool bf16, int64_t spare_columns) : x8(workspace) {
+  const int64_t all = padded(rows);
+  x_scale = x8 + (e4m3 ? in_features * all : 0);
+  x16 = x_scale + (e4m3 ? aligned(in_features / 128 * all * 4) : 0);
+  spare = x16 + (bf16 ? in_features * all * 2 : 0);
+  end = spare + spare_columns * all * 2;
+}
+
+Result<Linears> Linears::load(Device& device) {
+  Linears linears;
+  ASSIGN_OR_RETURN(linears.packers_, Packers::load(device));
+  linears.num_sms_ = device.num_sms();
+  linears.max_shared_bytes_ = device.max_shared_bytes();
+  const int shared = linears.max_shared_bytes_;
+  ASSIGN_OR_RETURN(linears.quantise_, device.function<QuantiseArgs>("rows_sm90", "quantise_rows"));
+  ASSIGN_OR_RETURN(linears.resident_, device.function<ChainArgs>("chain_sm90_resident", "chain_resident", shared));
+  static constexpr const char* kUnits[] = {"chain_sm90_narrow", "chain_sm90_narrow", "chain_sm90_narrow", "chain_sm90_wide", "chain_sm90_wide", "chain_sm90_256"};
+  static constexpr const char* kE4M3[] = {"chain_e4m3_8", "chain_e4m3_16", "chain_e4m3_32", "chain_e4m3_64", "chain_e4m3_128", "chain_e4m3_256"};
+  static constexpr const char* kBF16[] = {"chain_bf16_8", "chain_bf16_16", "chain_bf16_32", "chain_bf16_64", "chain_bf16_128", "chain_bf16_256"};
+  for (size_t i = 0; i < kColumns.size(); ++i) {
+    ASSIGN_OR_RETURN(linears.e4m3_.chain[i], device.function<ChainArgs>(kUnits[i], kE4M3[i], shared));
+    ASSIGN_OR_RETURN(linears.bf16_.chain[i], device.function<ChainArgs>(kUnits[i], kBF16[i], shared));
+  }
+  static constexpr const char* kPromptE4M3[] = {"prompt_e4m3_128", "prompt_e4m3_256"};
+  static constexpr const char* kPromptBF16[] = {"prompt_bf16_128", "prompt_bf16_256"};
+  for (size_t i = 0; i < 2; ++i) {
+    ASSIGN_OR_RETURN(linears.e4m3_.prompt[i], device.function<PromptArgs>("prompt_sm90", kPromptE4M3[i], shared));
+    ASSIGN_OR_RETURN(linears.bf16_.prompt[i], device.function<PromptArgs>("prompt_sm90", kPromptBF16[i], shared));
+  }
+  return linears;
+}
+
+size_t Linears::workspace_bytes(int64_t max_rows, const TileLayer& layer, int64_t spare_columns) const {
+  const DecodePlaces decode(nullptr, std::clamp<int64_t>(max_rows, 1, kMaxDecodeRows), layer.in_features(), num_sms_);
+  const PromptPlaces prompt(nullptr, max_rows, layer.in_features(), layer.is_e4m3(), !layer.is_e4m3() || layer.has_side(), spare_columns);
+  return static_cast<size_t>(std::max(decode.end, prompt.end) - static_cast<std::byte*>(nullptr));
+}
+
+void Linears::append(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const {
+  auto* place = workspace.data<std::byte>();
+  auto* chain = dynamic_cast<Chain*>(stream.deferred());
+  if (chain == nullptr || !chain->takes(phase, e4m3, rows, place)) {
+    auto next = std::make_unique<Chain>(*this, e4m3, rows, arrivals, place);
+    chain = next.get();
+    chain->append(phase);
+    stream.defer(std::move(next));
+  } else {
+    chain->append(phase);
+  }
+}
+
+QuantiseArgs Linears::to_fill(const TileLayer& layer, int64_t rows, std::byte* x8, std::byte* x_scale, std::byte* x16) {
+  QuantiseArgs args;
+  args.rows = static_cast<int32_t>(rows);
+  args.x_rows = static_cast<int32_t>(padded(rows));
+  args.k_blocks = static_cast<int32_t>(layer.in_features() / 128);
+  if (layer.is_e4m3()) {
+    args.x8 = x8;
+    args.x_scale = reinterpret_cast<float*>(x_scale);
+  } else {
+    args.x16 = x16;
+  }
+  return args;
+}
+
+void Linears::launch_chain(Stream& stream, ChainArgs args, bool e4m3) const {
+  const size_t index = column_index(args.rows);
+  const bool filled = args.phases[0].in == nullptr;
+  int blocks = 0, norm = 0, sums = 0;
+  for (int p = 0; p < args.num_phases; ++p) {
+    const LinearPhase& phase = args.phases[p];
+    const auto grid = static_cast<int>(std::min<int64_t>(num_sms_, int64_t{phase.tiles} * phase.k_blocks));
+    blocks = std::max(blocks, sm90::resident_blocks(phase.tiles, phase.k_blocks, grid));
+    if (phase.norm != nullptr) norm = std::max(norm, phase.k_blocks * 128);
+    sums = std::max(sums, norm_blocks(phase, e4m3));
+  }
+  constexpr int kFewestStages = 4;
+  const bool fits = fixed_bytes(blocks, norm, sums) + kFewestStages * stage_bytes(8, true, true) <= max_shared_bytes_;
+  const bool resident = e4m3 && args.rows <= kResidentRows && !filled && fits;
+  args.resident_blocks = resident ? blocks : 0;
+  args.norm_floats = resident ? norm : 0;
+  const int columns = kColumns[index], fixed = fixed_bytes(args.resident_blocks, args.norm_floats, sums), per_stage = stage_bytes(columns, e4m3, resident);
+  args.stages = (max_shared_bytes_ - fixed) / per_stage;
+  const Function<ChainArgs>& function = resident ? resident_ : (e4m3 ? e4m3_ : bf16_).chain[index];
+  stream.launch(function,
+                {.grid = {static_cast<unsigned>(num_sms_)},
+                 .block = {threads_for(columns)},
+                 .shared_bytes = static_cast<unsigned>(fixed + args.stages * per_stage),
+                 .programmatic = true},
+                args);
+}
+
+void Linears::quantise(Stream& stream, const QuantiseArgs& args) const {
+  stream.launch(quantise_, {.grid = {static_cast<unsigned>(args.rows)}, .block = {256}, .programmatic = true}, args);
+}
+
+void Linears::multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, const PromptPlaces& places) const {
+  const auto items = [&](int columns) { return phase.tiles * int64_t{plain::blocks_for(padded(rows), columns)}; };
+  const auto cost = [&](int columns) { return plain::blocks_for(items(columns), num_sms_) * int64_t{columns}; };
+  const size_t index = cost(128) < cost(256) ? 0 : 1;  // a column's sum knows nothing of the others
+  const int columns = index == 0 ? 128 : 256, per_stage = stage_bytes(columns, e4m3, false);
+  PromptArgs args;
+  args.phase = phase;
+  args.rows = static_cast<int32_t>(rows);
+  args.x_rows = static_cast<int32_t>(padded(rows));
+  args.x = e4m3 ? places.x8 : places.x16;
+  args.x_scale = reinterpret_cast<const float*>(places.x_scale);
+  args.stages = (max_shared_bytes_ - fixed_bytes(0, 0, 0)) / per_stage;
+  stream.launch((e4m3 ? e4m3_ : bf16_).prompt[index],
+                {.grid = {static_cast<unsigned>(std::min<int64_t>(items(columns), num_sms_))},
+                 .block = {threads_for(columns)},
+                 .shared_bytes = static_cast<unsigned>(fixed_bytes(0, 0, 0) + args.stages * per_stage)},
+                args);
+}
+
+void Linears::prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearPhase& phase, const RowsIn& in, int64_t rows,
+                     const PromptPlaces& places) const {
+  QuantiseArgs args = to_fill(layer, rows, places.x8, places.x_scale, places.x16);
+  args.in = in.data;
+  args.in_stride = in.columns;
+  args.norm = phase.norm;
+  args.eps = phase.eps;
+  if (layer.has_side()) args.x16 = places.x16;
+  quantise(stream, args);
+  multiply_prompt(stream, phase, layer.is_e4m3(), rows, places);
+  if (!layer.has_side()) return;
+  LinearPhase side = layer.side_phase(packed);
+  const SideRows& outputs = phase.side;
+  void* const out[] = {outputs.b, outputs.a};
+  for (int i = 0; i < 2; ++i) {
+    side.segments[i].out = out[i];
+    side.segments[i].stride = side.segments[i].features;
+  }
+  multiply_prompt(stream, side, false, rows, places);
+}
+
+}  // namespace quern::cuda::sm90

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <array>
+
+#include "backends/cuda/stream.h"
+#include "backends/cuda/tile_layer.h"
+#include "ops/kernel.h"
+
+namespace quern::cuda::sm90 {
+
+inline constexpr std::string_view kArithmeticE4M3 = "cuda.sm90.wgmma.e4m3.k128", kArithmeticBF16 = "cuda.sm90.wgmma.bf16";
+inline constexpr std::array kColumns = {8, 16, 32, 64, 128, 256};
+
+/// The first rows of a step are prompt rows, the others decode rows and padding.
+struct RowSplit {
+  int64_t prompt = 0, decode = 0;
+  RowSplit() = default;
+  explicit RowSplit(const ops::Rows& rows) {
+    for (const ops::RowRun& run : rows.runs)
+      if (run.kind == ops::RowKind::kPrompt) prompt = std::max<int64_t>(prompt, run.first_row + run.num_rows);
+    decode = rows.num_rows - prompt;
+  }
+};
+
+/// Rows on their way into linear layers, bf16 [rows, columns].
+struct RowsIn {
+  const void* data = nullptr;
+  int64_t columns = 0;
+  /// The rows from `row` on.
+  [[nodiscard]] RowsIn from(int64_t row) const { return {static_cast<const std::byte*>(data) + row * columns * 2, columns}; }
+};
+
+/// A launch's workspace for decode rows. Every place but the last depends on the number of rows alone, so that the phases of a chain agree on it; the widest phase
+/// says how long the last is.
+struct DecodePlaces {
+  static constexpr int64_t kSpareBytes = 32768;  // a row: side rows' bf16 input, or what attn_in rotates
+  std::byte *partials, *spare, *x_scale, *x, *end;
+  DecodePlaces(std::byte* workspace, int64_t rows, int64_t in_features, int grid);
+};
+
+/// A launch's workspace for prompt rows: their e4m3 and bf16 forms, as far as wanted, and `spare_columns` bf16 more a row.
+struct PromptPlaces {
+  std::byte *x8, *x_scale, *x16, *spare, *end;
+  PromptPlaces(std::byte* workspace, int64_t rows, int64_t in_features, bool e4m3, bool bf16, int64_t spare_columns);
+};
+
+inline std::byte* row_data(const ops::TensorView& tensor, int64_t row = 0, int64_t columns = 0) {
+  return tensor.buffer == nullptr ? nullptr : tensor.data<std::byte>() + row * columns * 2;
+}
+inline std::string_view arithmetic_id(const TileLayer& layer) { return layer.is_e4m3() ? kArithmeticE4M3 : kArithmeticBF16; }
+inline ops::Verdict accepts_activation(DType activation, ops::ActivationLayout layout = ops::ActivationLayout::kPlain) {
+  if (activation != DType::kBF16) return ops::refuse("{} activations are not supported; bf16 are", dtype_name(activation));
+  if (layout != ops::ActivationLayout::kPlain) return ops::refuse("activations travel in plain layout");
+  return ops::accept();
+}
+
+/// The linear kernels of one device: what the ops of this platform are made of.
+class Linears {
+ public:
+  static Result<Linears> load(Device& device);
+
+  [[nodiscard]] const Packers& packers() const { return packers_; }
+  /// What `layer` needs, whichever rows there are; `spare_columns` as in PromptPlaces.
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows, const TileLayer& layer, int64_t spare_columns = 0) const;
+
+  /// Rows that one launch takes, and the spare place of its workspace.
+  struct Piece {
+    int64_t first_row = 0, rows = 0;
+    std::byte* spare = nullptr;
+  };
+  /// `layer` for the rows of a step. `outputs(phase, piece)` completes a phase: epilogue, eps, segments. `then(piece)` may enqueue what follows on the piece.
+  template <class Outputs, class Then>
+  void enqueue(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const ops::Rows& rows, const RowsIn& in, const ops::TensorView& workspace,
+               const Outputs& outputs, int64_t spare_columns, const Then& then) const {
+    const RowSplit split(rows);
+    LinearPhase phase = layer.phase(packed);
+    if (split.prompt > 0) {
+      const PromptPlaces places(workspace.data<std::byte>(), split.prompt, layer.in_features(), layer.is_e4m3(), !layer.is_e4m3() || layer.has_side(), spare_columns);
+      const Piece piece{0, split.prompt, places.spare};
+      outputs(phase, piece);
+      prompt(stream, layer, packed, phase, in, split.prompt, places);
+      then(piece);
+    }
+    for (int64_t row = split.prompt; row < rows.num_rows; row += kMaxDecodeRows) {
+      const int64_t count = std::min<int64_t>(rows.num_rows - row, kMaxDecodeRows);
+      const Piece piece{row, count, DecodePlaces(workspace.data<std::byte>(), count, layer.in_features(), num_sms_).spare};
+      outputs(phase, piece);
+      phase.in = in.from(row).data;
+      phase.in_stride = in.columns;
+      append(stream, phase, layer.is_e4m3(), count, layer.arrivals(packed), workspace);
+      then(piece);
+    }
+  }
+  template <class Outputs>
+  void enqueue(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const ops::Rows& rows, const RowsIn& in, const ops::TensorView& workspace,
+               const Outputs& outputs) const {
+    enqueue(stream, layer, packed, rows, in, workspace, [&](LinearPhase& phase, const Piece& piece) { outputs(phase, piece.first_row); }, 0, [](const Piece&) {});
+  }
+  /// The same where the input is more than a norm: `fill(places, row, stream)` enqueues the quantisation of the rows from `row` on into x8 or x16 of `places`.
+  template <class Fill, class Outputs>
+  void enqueue_filled(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const RowSplit& split, const ops::TensorView& workspace, const Fill& fill,
+                      const Outputs& outputs) const {
+    LinearPhase phase = layer.phase(packed);
+    if (split.prompt > 0) {
+      outputs(phase, 0);
+      const PromptPlaces places(workspace.data<std::byte>(), split.prompt, layer.in_features(), layer.is_e4m3(), !layer.is_e4m3(), 0);
+      fill(to_fill(layer, split.prompt, places.x8, places.x_scale, places.x16), 0, stream);
+      multiply_prompt(stream, phase, layer.is_e4m3(), split.prompt, places);
+    }
+    const int64_t end = split.prompt + split.decode;
+    for (int64_t row = split.prompt; row < end; row += kMaxDecodeRows) {
+      const int64_t rows = std::min<int64_t>(end - row, kMaxDecodeRows);
+      outputs(phase, row);
+      const DecodePlaces places(workspace.data<std::byte>(), rows, layer.in_features(), num_sms_);
+      fill(to_fill(layer, rows, places.x, places.x_scale, places.x), row, stream);
+      append(stream, phase, layer.is_e4m3(), rows, layer.arrivals(packed), workspace);
+    }
+  }
+  void quantise(Stream& stream, const QuantiseArgs& args) const;
+  [[nodiscard]] int num_sms() const { return num_sms_; }
+
+ private:
+  friend class Chain;
+  struct Kind {
+    std::array<Function<ChainArgs>, kColumns.size()> chain;
+    std::array<Function<PromptArgs>, 2> prompt;  // 128 and 256 rows
+  };
+  void launch_chain(Stream& stream, ChainArgs args, bool e4m3) const;
+  void prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearPhase& phase, const RowsIn& in, int64_t rows,
+              const PromptPlaces& places) const;
+  void multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, const PromptPlaces& places) const;
+  static QuantiseArgs to_fill(const TileLayer& layer, int64_t rows, std::byte* x8, std::byte* x_scale, std::byte* x16);
+  /// A phase for decode rows: its launch may join those of the layers before and after it.
+  void append(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const;
+
+  Packers packers_;
+  Function<QuantiseArgs> quantise_;
+  Function<ChainArgs> resident_;
+  Kind e4m3_, bf16_;
+  int num_sms_ = 0, max_shared_bytes_ = 0;
+};
+
+}  // namespace quern::cuda::sm90

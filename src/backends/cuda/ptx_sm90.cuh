@@ -1,0 +1,112 @@
+#pragma once
+
+#include <cstdint>
+
+// The instructions of Hopper that C++ has no name for: barriers with byte counts, bulk copies, warpgroup matrix products, dependent launches.
+
+namespace quern::cuda::sm90 {
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+/// Copies `bytes` (a multiple of 16) from global to shared memory; the barrier counts them.
+__device__ __forceinline__ void bulk_copy(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination), "l"(source), "r"(bytes),
+               "r"(barrier)
+               : "memory");
+}
+/// The same for weights, which no later kernel of the step reads again.
+__device__ __forceinline__ void bulk_copy_once(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "{\n.reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], policy;\n}\n" ::"r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+/// Waits until the grids before this one in the stream have finished and their writes can be seen.
+__device__ __forceinline__ void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+template <int kId, int kThreads>
+__device__ __forceinline__ void named_barrier() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
+}
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Until at most `groups` of the committed groups are under way.
+__device__ __forceinline__ void wgmma_wait_for(int groups) {
+  switch (groups) {
+    case 3: asm volatile("wgmma.wait_group.sync.aligned 3;" ::: "memory"); break;
+    case 2: asm volatile("wgmma.wait_group.sync.aligned 2;" ::: "memory"); break;
+    case 1: asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); break;
+    default: asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); break;
+  }
+}
+/// Results of finished products: nothing is read from them before this place.
+template <int kCount>
+__device__ __forceinline__ void settle(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/// Operand in shared memory: rows of 128 bytes along K, 16-byte pieces permuted by the low three bits of the row, 1024-byte aligned groups of eight rows.
+__device__ __forceinline__ uint64_t operand(uint32_t address) {
+  return (uint64_t{(address & 0x3ffff) >> 4}) | (uint64_t{1} << 16) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
+}
+
+#define QUERN_D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define QUERN_D8(i) QUERN_D4(i), QUERN_D4((i) + 4)
+#define QUERN_D16(i) QUERN_D8(i), QUERN_D8((i) + 8)
+#define QUERN_D32(i) QUERN_D16(i), QUERN_D16((i) + 16)
+#define QUERN_D64(i) QUERN_D32(i), QUERN_D32((i) + 32)
+#define QUERN_R4 "%0, %1, %2, %3"
+#define QUERN_R8 QUERN_R4 ", %4, %5, %6, %7"
+#define QUERN_R16 QUERN_R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define QUERN_R32 QUERN_R16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define QUERN_R64                                                                                                                                    \
+  QUERN_R32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, " \
+            "%61, %62, %63"
+#define QUERN_WGMMA(n, types, tail, regs, a_at, b_at, p_at, ...)                                                                                       \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p_at ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n types " {" regs "}, " a_at ", " b_at ", p, 1, 1" tail \
+               ";\n}\n"                                                                                                                               \
+               : __VA_ARGS__                                                                                                                          \
+               : "l"(a), "l"(b), "r"(accumulate))
+#define QUERN_WGMMA_BOTH(n, regs, a_at, b_at, p_at, ...)                                            \
+  if constexpr (kFp8) QUERN_WGMMA(n, "k32.f32.e4m3.e4m3", "", regs, a_at, b_at, p_at, __VA_ARGS__); \
+  else QUERN_WGMMA(n, "k16.f32.bf16.bf16", ", 0, 0", regs, a_at, b_at, p_at, __VA_ARGS__)
+
+/// d = A B^T (+ d): 64 rows of A, kColumns rows of B, 32 bytes of K.
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ void wgmma(float (&d)[kColumns / 2], uint64_t a, uint64_t b, int accumulate) {
+  if constexpr (kColumns == 8) {
+    QUERN_WGMMA_BOTH(8, QUERN_R4, "%4", "%5", "%6", QUERN_D4(0));
+  } else if constexpr (kColumns == 16) {
+    QUERN_WGMMA_BOTH(16, QUERN_R8, "%8", "%9", "%10", QUERN_D8(0));
+  } else if constexpr (kColumns == 32) {
+    QUERN_WGMMA_BOTH(32, QUERN_R16, "%16", "%17", "%18", QUERN_D16(0));
+  } else if constexpr (kColumns == 64) {
+    QUERN_WGMMA_BOTH(64, QUERN_R32, "%32", "%33", "%34", QUERN_D32(0));
+  } else {
+    static_assert(kColumns == 128);
+    QUERN_WGMMA_BOTH(128, QUERN_R64, "%64", "%65", "%66", QUERN_D64(0));
+  }
+}
+
+}  // namespace quern::cuda::sm90

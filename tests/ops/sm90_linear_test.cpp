@@ -1,0 +1,279 @@
+#include "ops/linear_case.h"
+
+// The linear layers of "cuda.sm90": fp8 weights meet activations quantised per row and group of 128, so the reference quantises as well; bf16 weights meet bf16.
+// Errors are then those of bf16 outputs and of sums in another order.
+
+namespace quern::ops::testing {
+namespace {
+
+constexpr float kEps = 1e-6f;
+constexpr double kBound = 6e-3;  // three or four roundings to bf16
+
+bool is_under_test() { return candidate_under_test() == "cuda.sm90"; }
+#define ONLY_SM90()                                                             \
+  if (!is_under_test()) GTEST_SKIP() << "this test is about cuda.sm90"
+
+/// What a row is once it is quantised: s = max |x| / 448 of each group of 128, e4m3(x / s) s.
+Vector quantised(const Vector& x) {
+  Vector result(x.size());
+  for (size_t begin = 0; begin < x.size(); begin += 128) {
+    float most = 1e-10f;
+    for (size_t i = begin; i < begin + 128; ++i) most = std::max(most, std::abs(static_cast<float>(x[i])));
+    for (size_t i = begin; i < begin + 128; ++i) result[i] = double{kE4M3Table[e4m3_encode(static_cast<float>(x[i]) * (448.0f / most))]} * (most / 448.0f);
+  }
+  return result;
+}
+Vector seen_by(const LinearShape& shape, Vector x) {
+  for (double& value : x) value = round_bf16(static_cast<float>(value));
+  return is_fp8(shape.scheme) ? quantised(x) : x;
+}
+Vector row_of(const TensorView& x, int64_t row) {
+  Vector result;
+  for (int64_t i = 0; i < x.shape[1]; ++i) result.push_back(Bed::get(x, row * x.shape[1] + i));
+  return result;
+}
+
+struct KindRows {
+  RowRun run;
+  Rows rows;
+  KindRows(int64_t n, RowKind kind) : run{0, 0, static_cast<int32_t>(n), kind, true} {
+    rows.num_rows = static_cast<int32_t>(n);
+    rows.runs = {&run, 1};
+  }
+};
+TensorView rows_from(const TensorView& x, int64_t first, int64_t count) {
+  TensorView view = x;
+  view.offset_bytes += static_cast<size_t>(first * x.shape[1]) * dtype_size(x.dtype);
+  view.shape = {count, x.shape[1]};
+  return view;
+}
+
+/// Runs `enqueue(first, count, kind)` over the rows in pieces and expects the bytes of `out` to be those of all rows at once.
+template <class Enqueue>
+void expect_same_bits(const TensorView& out, int64_t rows, RowKind kind, const std::vector<int64_t>& pieces, const Enqueue& enqueue) {
+  enqueue(0, rows, kind);
+  const std::string together = Bed::bytes(out);
+  for (const int64_t piece : pieces) {
+    std::memset(out.data<std::byte>(), 0xff, out.size_bytes());
+    for (int64_t first = 0; first < rows; first += piece) enqueue(first, std::min(piece, rows - first), kind);
+    EXPECT_TRUE(Bed::bytes(out) == together) << "pieces of " << piece;
+  }
+}
+const std::vector<int64_t> kDecodePieces = {1, 4, 8, 11, 31, 64, 100}, kPromptPieces = {64, 128, 192};
+
+TEST(Sm90Linear, MlpInIsSiluOfGateTimesUpOfTheQuantisedNormedInput) {
+  ONLY_SM90();
+  for (const WeightScheme scheme : {WeightScheme::kFp8Block, WeightScheme::kFp8Channel, WeightScheme::kFp8Tensor, WeightScheme::kBF16}) {
+    SCOPED_TRACE(weight_scheme_name(scheme));
+    Bed bed;
+    Random random(3);
+    constexpr int64_t kHidden = 640, kWidth = 328, kRows = 270;
+    const LinearCase gate(bed, random, {kWidth, kHidden, scheme}), up(bed, random, {kWidth, kHidden, scheme});
+    const TensorView norm = bed.tensor(DType::kBF16, {kHidden}, random.normals(kHidden, 0.2f));
+    const TensorView x = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden));
+    const auto kernel = make_kernel<MlpIn>(bed, {kHidden, kWidth, gate.source.shape, up.source.shape, kEps, DType::kBF16});
+    Buffer& packed = bed.packed(*kernel);
+    kernel->pack({norm, gate.source, up.source}, packed, bed.stream());
+    const TensorView out = bed.tensor(DType::kBF16, {kRows, kWidth});
+    const auto enqueue = [&](int64_t first, int64_t count, RowKind kind) {
+      Launch launch = bed.launch(*kernel, count);
+      kernel->enqueue(KindRows(count, kind).rows, rows_from(x, first, count), packed, {ActivationLayout::kPlain, rows_from(out, first, count), {}}, launch);
+    };
+    for (const RowKind kind : {RowKind::kDecode, RowKind::kPrompt}) {
+      expect_same_bits(out, kRows, kind, kind == RowKind::kDecode ? kDecodePieces : kPromptPieces, enqueue);
+      Vector expected;
+      std::vector<float> actual;
+      for (const int64_t row : {int64_t{0}, int64_t{1}, int64_t{77}, kRows - 1}) {
+        const Vector u = seen_by(gate.source.shape, rms_norm(row_of(x, row), Bed::doubles(norm), kEps, 1.0));
+        const Vector g = multiply(gate.dense, u), v = multiply(up.dense, u);
+        for (size_t i = 0; i < g.size(); ++i) expected.push_back(silu(g[i]) * v[i]);
+        for (int64_t i = 0; i < kWidth; ++i) actual.push_back(Bed::get(out, row * kWidth + i));
+      }
+      EXPECT_LE(relative_rms(actual, expected), kBound);
+    }
+  }
+}
+
+TEST(Sm90Linear, OutResidualAddsTheProduct) {
+  ONLY_SM90();
+  for (const WeightScheme scheme : {WeightScheme::kFp8Block, WeightScheme::kBF16})
+    for (const bool adds : {true, false}) {
+      Bed bed;
+      Random random(4);
+      constexpr int64_t kIn = 1152, kOut = 518, kRows = 270;
+      const LinearCase linear(bed, random, {kOut, kIn, scheme});
+      const TensorView in = bed.tensor(DType::kBF16, {kRows, kIn}, random.normals(kRows * kIn));
+      const TensorView before = bed.tensor(DType::kBF16, {kRows, kOut}, random.normals(kRows * kOut));
+      const TensorView x = bed.tensor(DType::kBF16, {kRows, kOut});
+      const auto kernel = make_kernel<OutResidual>(bed, {linear.source.shape, ActivationLayout::kPlain, DType::kBF16, adds});
+      Buffer& packed = bed.packed(*kernel);
+      kernel->pack(linear.source, packed, bed.stream());
+      const auto enqueue = [&](int64_t first, int64_t count, RowKind kind) {
+        bed.stream().copy(rows_from(before, first, count), rows_from(x, first, count));
+        Launch launch = bed.launch(*kernel, count);
+        kernel->enqueue(KindRows(count, kind).rows, {ActivationLayout::kPlain, rows_from(in, first, count), {}}, packed, rows_from(x, first, count), launch);
+      };
+      for (const RowKind kind : {RowKind::kDecode, RowKind::kPrompt}) {
+        expect_same_bits(x, kRows, kind, kind == RowKind::kDecode ? kDecodePieces : kPromptPieces, enqueue);
+        Vector expected;
+        std::vector<float> actual;
+        for (const int64_t row : {int64_t{0}, int64_t{99}, kRows - 1}) {
+          const Vector y = multiply(linear.dense, seen_by(linear.source.shape, row_of(in, row)));
+          for (int64_t i = 0; i < kOut; ++i) {
+            expected.push_back(y[static_cast<size_t>(i)] + (adds ? Bed::get(before, row * kOut + i) : 0.0f));
+            actual.push_back(Bed::get(x, row * kOut + i));
+          }
+        }
+        EXPECT_LE(relative_rms(actual, expected), kBound);
+      }
+    }
+}
+
+TEST(Sm90Linear, GdnInProjectsQkvZBAndA) {
+  ONLY_SM90();
+  for (const WeightScheme scheme : {WeightScheme::kFp8Block, WeightScheme::kBF16}) {
+    Bed bed;
+    Random random(5);
+    constexpr int64_t kHidden = 768, kQkv = 640, kZ = 256, kHeads = 6, kRows = 270;
+    const LinearCase qkv(bed, random, {kQkv, kHidden, scheme}), z(bed, random, {kZ, kHidden, scheme});
+    const LinearCase b(bed, random, {kHeads, kHidden, WeightScheme::kBF16}), a(bed, random, {kHeads, kHidden, WeightScheme::kBF16});
+    const TensorView norm = bed.tensor(DType::kF32, {kHidden}, random.normals(kHidden, 0.2f));
+    const TensorView x = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden));
+    const auto kernel = make_kernel<GdnIn>(bed, {kHidden, qkv.source.shape, z.source.shape, b.source.shape, a.source.shape, kEps, DType::kBF16});
+    Buffer& packed = bed.packed(*kernel);
+    kernel->pack({norm, qkv.source, z.source, b.source, a.source}, packed, bed.stream());
+    const std::pair<const LinearCase*, TensorView> outputs[] = {{&qkv, bed.tensor(DType::kBF16, {kRows, kQkv})},
+                                                                {&z, bed.tensor(DType::kBF16, {kRows, kZ})},
+                                                                {&b, bed.tensor(DType::kBF16, {kRows, kHeads})},
+                                                                {&a, bed.tensor(DType::kBF16, {kRows, kHeads})}};
+    const auto enqueue = [&](int64_t first, int64_t count, RowKind kind) {
+      Launch launch = bed.launch(*kernel, count);
+      kernel->enqueue(KindRows(count, kind).rows, rows_from(x, first, count), packed,
+                      {rows_from(outputs[0].second, first, count), rows_from(outputs[1].second, first, count), rows_from(outputs[2].second, first, count),
+                       rows_from(outputs[3].second, first, count)},
+                      launch);
+    };
+    for (const RowKind kind : {RowKind::kDecode, RowKind::kPrompt})
+      for (const auto& [linear, out] : outputs) {
+        expect_same_bits(out, kRows, kind, kind == RowKind::kDecode ? kDecodePieces : kPromptPieces, enqueue);
+        Vector expected;
+        std::vector<float> actual;
+        for (const int64_t row : {int64_t{0}, int64_t{5}, kRows - 1}) {
+          for (const double y : multiply(linear->dense, seen_by(linear->source.shape, rms_norm(row_of(x, row), Bed::doubles(norm), kEps, 1.0)))) expected.push_back(y);
+          for (const double y : row_of(out, row)) actual.push_back(static_cast<float>(y));
+        }
+        EXPECT_LE(relative_rms(actual, expected), kBound) << weight_scheme_name(scheme) << " " << linear->source.shape.out_features;
+      }
+  }
+}
+
+TEST(Sm90Linear, MtpInTakesTheEmbeddingFirst) {
+  ONLY_SM90();
+  Bed bed;
+  Random random(6);
+  constexpr int64_t kHidden = 384, kRows = 270;
+  const LinearCase fc(bed, random, {kHidden, 2 * kHidden, WeightScheme::kBF16});
+  const TensorView norm_e = bed.tensor(DType::kBF16, {kHidden}, random.normals(kHidden, 0.2f)), norm_h = bed.tensor(DType::kBF16, {kHidden}, random.normals(kHidden, 0.2f));
+  const TensorView e = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden)),
+                   h = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden, 3.0f));
+  const TensorView x = bed.tensor(DType::kBF16, {kRows, kHidden});
+  const auto kernel = make_kernel<MtpIn>(bed, {kHidden, fc.source.shape, kEps, DType::kBF16});
+  Buffer& packed = bed.packed(*kernel);
+  kernel->pack({norm_e, norm_h, fc.source}, packed, bed.stream());
+  const auto enqueue = [&](int64_t first, int64_t count, RowKind kind) {
+    Launch launch = bed.launch(*kernel, count);
+    kernel->enqueue(KindRows(count, kind).rows, rows_from(e, first, count), rows_from(h, first, count), packed, rows_from(x, first, count), launch);
+  };
+  for (const RowKind kind : {RowKind::kDecode, RowKind::kPrompt}) {
+    expect_same_bits(x, kRows, kind, kind == RowKind::kDecode ? kDecodePieces : kPromptPieces, enqueue);
+    Vector expected;
+    std::vector<float> actual;
+    for (const int64_t row : {int64_t{0}, int64_t{5}, kRows - 1}) {
+      Vector both = rms_norm(row_of(e, row), Bed::doubles(norm_e), kEps, 1.0);
+      for (const double value : rms_norm(row_of(h, row), Bed::doubles(norm_h), kEps, 1.0)) both.push_back(value);
+      for (const double y : multiply(fc.dense, seen_by(fc.source.shape, both))) expected.push_back(y);
+      for (const double y : row_of(x, row)) actual.push_back(static_cast<float>(y));
+    }
+    EXPECT_LE(relative_rms(actual, expected), kBound);
+  }
+}
+
+TEST(Sm90Linear, HeadGivesLogitsOfTheNamedRows) {
+  ONLY_SM90();
+  for (const WeightScheme scheme : {WeightScheme::kBF16, WeightScheme::kFp8Block}) {
+    Bed bed;
+    Random random(7);
+    constexpr int64_t kHidden = 512, kVocab = 262, kRows = 290;
+    const LinearCase lm_head(bed, random, {kVocab, kHidden, scheme});
+    const auto kernel = make_kernel<Head>(bed, {kHidden, kVocab, lm_head.source.shape, false, kEps, DType::kBF16});
+    Buffer& packed = bed.packed(*kernel);
+    kernel->pack(lm_head.source, packed, bed.stream());
+    const TensorView norm = bed.tensor(DType::kF32, {kHidden}, random.normals(kHidden, 0.2f));
+    const TensorView x = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden));
+    const TensorView hidden = bed.tensor(DType::kBF16, {kRows, kHidden}), logits = bed.tensor(DType::kF32, {kRows, kVocab});
+    std::vector<int32_t> wanted;
+    for (int32_t row = 0; row < kRows; ++row) wanted.push_back(row * 7 % kRows);
+    const TensorView named = bed.ints({kRows}, wanted);
+    const KindRows rows(kRows, RowKind::kPrompt);
+    const auto enqueue = [&](int64_t first, int64_t count, RowKind) {
+      TensorView some = named;
+      some.offset_bytes += static_cast<size_t>(first) * 4;
+      some.shape = {count};
+      Launch launch = bed.launch(*kernel, kRows);
+      kernel->enqueue(rows.rows, x, norm, some, packed, hidden, rows_from(logits, first, count), launch);
+    };
+    expect_same_bits(logits, kRows, RowKind::kDecode, kDecodePieces, enqueue);
+    Vector expected_hidden, expected;
+    std::vector<float> actual;
+    for (int64_t row = 0; row < kRows; ++row)
+      for (const double y : rms_norm(row_of(x, row), Bed::doubles(norm), kEps, 1.0)) expected_hidden.push_back(y);
+    EXPECT_LE(relative_rms(Bed::values(hidden), expected_hidden), 3e-3);
+    for (const int64_t i : {int64_t{0}, int64_t{9}, kRows - 1}) {
+      for (const double y : multiply(lm_head.dense, seen_by(lm_head.source.shape, row_of(hidden, wanted[static_cast<size_t>(i)])))) expected.push_back(y);
+      for (const double y : row_of(logits, i)) actual.push_back(static_cast<float>(y));
+    }
+    // Logits are f32. Within 128 of K the fp8 matrix units keep about 14 bits.
+    EXPECT_LE(relative_rms(actual, expected), is_fp8(scheme) ? 4e-4 : 1e-6);
+  }
+}
+
+/// On a stream that waits for nothing, layers that follow each other are one launch; their bits are those of single launches.
+TEST(Sm90Linear, AChainOfLayersGivesTheBitsOfSingleLaunches) {
+  ONLY_SM90();
+  Bed bed;
+  Random random(8);
+  constexpr int64_t kHidden = 1280, kWidth = 2304, kIn = 1536;
+  const LinearCase out(bed, random, {kHidden, kIn, WeightScheme::kFp8Block}), gate(bed, random, {kWidth, kHidden, WeightScheme::kFp8Block}),
+      up(bed, random, {kWidth, kHidden, WeightScheme::kFp8Block}), down(bed, random, {kHidden, kWidth, WeightScheme::kFp8Block});
+  const TensorView norm = bed.tensor(DType::kBF16, {kHidden}, random.normals(kHidden, 0.2f));
+  const auto out_kernel = make_kernel<OutResidual>(bed, {out.source.shape, ActivationLayout::kPlain, DType::kBF16, true});
+  const auto mlp_kernel = make_kernel<MlpIn>(bed, {kHidden, kWidth, gate.source.shape, up.source.shape, kEps, DType::kBF16});
+  const auto down_kernel = make_kernel<DownResidual>(bed, {down.source.shape, ActivationLayout::kPlain, DType::kBF16, true});
+  Buffer &out_packed = bed.packed(*out_kernel), &mlp_packed = bed.packed(*mlp_kernel), &down_packed = bed.packed(*down_kernel);
+  out_kernel->pack(out.source, out_packed, bed.stream());
+  mlp_kernel->pack({norm, gate.source, up.source}, mlp_packed, bed.stream());
+  down_kernel->pack(down.source, down_packed, bed.stream());
+  // The launches of the bed's stream are awaited one by one; those of this device's are not.
+  const std::unique_ptr<Device> device = backends::open_device(platform_under_test(), {}).value();
+  const std::unique_ptr<Stream> stream = device->make_stream().value();
+  for (const int64_t rows : {1, 3, 8, 9, 40, 200}) {
+    const TensorView in = bed.tensor(DType::kBF16, {rows, kIn}, random.normals(rows * kIn));
+    const std::vector<float> before = random.normals(rows * kHidden);
+    std::string bytes[2];
+    for (int i = 0; i < 2; ++i) {
+      const TensorView x = bed.tensor(DType::kBF16, {rows, kHidden}, before), middle = bed.tensor(DType::kBF16, {rows, kWidth});
+      const KindRows step(rows, RowKind::kDecode);
+      Launch launch = bed.launch(*down_kernel, rows);
+      Launch chained{i == 0 ? bed.stream() : *stream, launch.workspace};
+      out_kernel->enqueue(step.rows, {ActivationLayout::kPlain, in, {}}, out_packed, x, chained);
+      mlp_kernel->enqueue(step.rows, x, mlp_packed, {ActivationLayout::kPlain, middle, {}}, chained);
+      down_kernel->enqueue(step.rows, {ActivationLayout::kPlain, middle, {}}, down_packed, x, chained);
+      ASSERT_OK(chained.stream.finish());
+      bytes[i] = Bed::bytes(x);
+    }
+    EXPECT_TRUE(bytes[0] == bytes[1]) << rows;
+  }
+}
+
+}  // namespace
+}  // namespace quern::ops::testing
