@@ -165,7 +165,7 @@ TEST(AttnIn, GivesARowTheSameBitsAloneInABatchAndOnAnyThreads) {
 }
 
 struct AttentionCase {
-  int64_t nq = 5, nkv = 2, d = 32, length = 1101, slot = 1;
+  int64_t nq, nkv = 2, d, length = 1101, slot = 1;
   Bed bed;
   Random random{61};
   Attention::Problem problem;
@@ -173,8 +173,10 @@ struct AttentionCase {
   TensorView query, gate;  // [length, nq, d]
   KvCacheView kv;
 
-  AttentionCase(DType activation, DType kv_dtype, int threads = 2) : bed(threads) {
-    problem = {nq, nkv, d, {0, 0, 1, 1, 1}, activation, kv_dtype};  // an uneven shard: two heads of one kv head, three of the next
+  /// `real`: heads of the model's size, six to a kv head. Else an uneven shard of small ones: two heads of one kv head, three of the next.
+  AttentionCase(DType activation, DType kv_dtype, int threads = 2, bool real = false) : nq(real ? 12 : 5), d(real ? 256 : 32), bed(threads) {
+    problem = {nq, nkv, d, {0, 0, 1, 1, 1}, activation, kv_dtype};
+    if (real) problem.kv_head = {0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1};
     query = bed.tensor(activation, {length, nq, d}, random.normals(length * nq * d, 2.0f));
     gate = bed.tensor(activation, {length, nq, d}, random.normals(length * nq * d));
     kv.k = bed.tensor(kv_dtype, {36, nkv, 64, d});
@@ -188,17 +190,19 @@ struct AttentionCase {
           Bed::set(kv.v, kv_offset(slots, slot, index, head, nkv, d) + i, random.normal());
         }
   }
-  /// Makes every key and value from `index` on NaN: a row before it must not read them.
-  void poison_from(int64_t index) {
-    for (; index < length; ++index)
-      for (int64_t head = 0; head < nkv; ++head)
-        for (int64_t i = 0; i < d; ++i)
-          for (const TensorView& cache : {kv.k, kv.v}) Bed::set(cache, kv_offset(slots, slot, index, head, nkv, d) + i, std::nanf(""));
+  /// Makes keys and values of an index NaN, or from `index` on: a row before it must not read them.
+  void poison(int64_t index) {
+    for (int64_t head = 0; head < nkv; ++head)
+      for (int64_t i = 0; i < d; ++i)
+        for (const TensorView& cache : {kv.k, kv.v}) Bed::set(cache, kv_offset(slots, slot, index, head, nkv, d) + i, std::nanf(""));
   }
-  TensorView run(int64_t first, int64_t n, int32_t first_index = 0) {
+  void poison_from(int64_t index) {
+    for (; index < length; ++index) poison(index);
+  }
+  TensorView run(int64_t first, int64_t n, int32_t first_index = 0, RowKind kind = RowKind::kDecode) {
     slots.cursor.data<int32_t>()[slot] = static_cast<int32_t>(first);
     const auto kernel = make_kernel<Attention>(bed, problem);
-    const Step step(bed, {{static_cast<int32_t>(slot), 0, static_cast<int32_t>(n), RowKind::kDecode, true}}, slots);
+    const Step step(bed, {{static_cast<int32_t>(slot), 0, static_cast<int32_t>(n), kind, true}}, slots);
     const TensorView out = bed.tensor(problem.activation, {n, nq * d});
     Launch launch = bed.launch(*kernel, n);
     kernel->enqueue(step.rows, rows(query, first, n), rows(gate, first, n), kv, first_index, {ActivationLayout::kPlain, out, {}}, launch);
@@ -260,15 +264,44 @@ TEST(Attention, GivesARowTheSameBitsAloneInAPromptAndOnAnyThreads) {
   }
 }
 
+TEST(Attention, OfTheModelsHeadsStaysNearTheSoftmaxForRowsOfBothKinds) {
+  for (const DType kv : {DType::kBF16, DType::kE4M3})
+    for (const RowKind kind : {RowKind::kDecode, RowKind::kPrompt})
+      for (const auto& [first, n, first_index] : {std::tuple{int64_t{0}, int64_t{1}, 0}, {0, 5, 0}, {1, 3, 1}, {60, 9, 0}, {510, 4, 0}, {700, 1, 1}, {1000, 100, 0}}) {
+        SCOPED_TRACE(fmt::format("{} cache, {} rows {} to {}", dtype_name(kv), kind == RowKind::kPrompt ? "prompt" : "decode", first, first + n));
+        AttentionCase c(DType::kBF16, kv, 2, true);
+        c.poison_from(first + n);
+        if (first_index == 1) c.poison(0);
+        const std::vector<float> out = Bed::values(c.run(first, n, first_index, kind));
+        for (int64_t row = 0; row < n; row += std::max<int64_t>(1, n / 3)) {
+          const std::span<const float> actual(out.data() + row * c.nq * c.d, static_cast<size_t>(c.nq * c.d));
+          // Weights may be rounded to bf16 beside output and gate: four times 2^-9 / sqrt(3).
+          EXPECT_LT(relative_rms(actual, c.reference(first + row, first_index)), 6e-3) << row;
+        }
+      }
+}
+
+TEST(Attention, OfTheModelsHeadsGivesARowTheSameBitsHoweverRowsOfItsKindAreCut) {
+  for (const DType kv : {DType::kBF16, DType::kE4M3})
+    for (const RowKind kind : {RowKind::kDecode, RowKind::kPrompt}) {
+      SCOPED_TRACE(fmt::format("{} cache, {} rows", dtype_name(kv), kind == RowKind::kPrompt ? "prompt" : "decode"));
+      AttentionCase c(DType::kBF16, kv, 2, true);
+      const std::string expected = Bed::bytes(c.run(448, 200, 0, kind));
+      for (const auto& pieces : {std::vector<int64_t>{64, 136}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 155}, {128, 1, 71}}) {
+        std::string bytes;
+        int64_t first = 448;
+        for (const int64_t n : pieces) {
+          bytes += Bed::bytes(c.run(first, n, 0, kind));
+          first += n;
+        }
+        EXPECT_EQ(bytes, expected) << pieces.size() << " pieces";
+      }
+    }
+}
+
 TEST(Attention, LeavesOutTheEmptySlotZeroOfTheMtpLayer) {
   AttentionCase c(DType::kF32, DType::kF32);
-  const auto poison = [&](int64_t index) {
-    for (int64_t head = 0; head < c.nkv; ++head)
-      for (int64_t i = 0; i < c.d; ++i)
-        for (const TensorView& cache : {c.kv.k, c.kv.v})
-          Bed::set(cache, kv_offset(c.slots, c.slot, index, head, c.nkv, c.d) + i, std::nanf(""));
-  };
-  poison(0);
+  c.poison(0);
   for (const int64_t index : {1, 2, 600}) EXPECT_LT(relative_rms(Bed::values(c.run(index, 1, 1)), c.reference(index, 1)), 3e-6) << index;
 }
 

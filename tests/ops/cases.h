@@ -40,6 +40,8 @@ inline constexpr std::array kGdnExtents = {
     GdnExtent{3, 3, 20, 16, {0, 1, 2}},           // r = 1, d_k not a multiple of the lanes
     GdnExtent{2, 4, 16, 16, {0, 1, 1, 1}},        // a shard that begins inside a group of three
 };
+/// Heads of the model's size, three value heads to a key head.
+inline constexpr GdnExtent kGdnRealHeads{1, 3, 128, 128, {0, 0, 0}};
 /// Sequence lengths around the 64-grid.
 inline constexpr std::array<int64_t, 6> kGdnLengths = {1, 63, 64, 65, 128, 200};
 

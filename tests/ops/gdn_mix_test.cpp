@@ -238,6 +238,71 @@ TEST(GdnMix, RollsBackToWhatWasAcceptedAlsoAcrossABoundary) {
   }
 }
 
+TEST(GdnMix, OfTheModelsHeadsStaysNearTheRecurrenceForRowsOfBothKinds) {
+  for (const DType ring : {DType::kF32, DType::kBF16})
+    for (const auto& [chunk, kind] : {std::pair{int64_t{200}, RowKind::kPrompt}, {64, RowKind::kPrompt}, {1, RowKind::kDecode}, {5, RowKind::kDecode}}) {
+      SCOPED_TRACE(fmt::format("{} ring, {} {} rows at a time", dtype_name(ring), chunk, kind == RowKind::kPrompt ? "prompt" : "decode"));
+      GdnBed bed(kGdnRealHeads, DType::kBF16, ring);
+      Vector state;
+      const Vector expected = bed.reference(200);
+      EXPECT_LT(relative_rms(bed.floats(bed.feed_all(0, 200, chunk, kind)), expected), 1e-2);
+      GdnBed whole(kGdnRealHeads, DType::kBF16, ring);
+      static_cast<void>(whole.reference(128, &state));
+      whole.feed_all(0, 128, chunk, kind);
+      if (kind == RowKind::kDecode) whole.feed(0, 1, kind);  // stores a fold that is due
+      EXPECT_LT(relative_rms(whole.stored_state(0), state), 1e-2);
+      EXPECT_EQ(whole.boundary(0), 128);
+    }
+}
+
+TEST(GdnMix, OfTheModelsHeadsGivesTheSameBitsHoweverRowsOfAKindAreCut) {
+  for (const DType ring : {DType::kF32, DType::kBF16})
+    for (const RowKind kind : {RowKind::kPrompt, RowKind::kDecode}) {
+      GdnBed whole(kGdnRealHeads, DType::kBF16, ring);
+      const std::string expected = whole.feed_all(0, 210, kind == RowKind::kPrompt ? 210 : 1, kind), state = whole.live_state(0);
+      for (const int64_t chunk : kind == RowKind::kPrompt ? std::vector<int64_t>{64, 128} : std::vector<int64_t>{3, 4, 7, 64, 210}) {
+        SCOPED_TRACE(fmt::format("{} ring, {} {} rows at a time", dtype_name(ring), chunk, kind == RowKind::kPrompt ? "prompt" : "decode"));
+        GdnBed bed(kGdnRealHeads, DType::kBF16, ring);
+        EXPECT_EQ(bed.feed_all(0, 210, chunk, kind), expected);
+        EXPECT_EQ(bed.live_state(0), state);
+      }
+    }
+}
+
+TEST(GdnMix, OfTheModelsHeadsRollsBackToWhatWasAcceptedAlsoAcrossABoundary) {
+  for (const int64_t prompt : {5, 59, 62, 63, 64, 126}) {
+    GdnBed plain(kGdnRealHeads, DType::kBF16, DType::kBF16);
+    std::string expected = plain.feed_all(0, prompt, prompt, RowKind::kPrompt);
+    while (plain.cursor(0) < 210) expected += plain.feed(0, 1, RowKind::kDecode);
+    for (int64_t accepted = 1; accepted <= kMaxDrafts + 1; ++accepted) {
+      SCOPED_TRACE(fmt::format("prompt {}, {} of {} rows accepted", prompt, accepted, kMaxDrafts + 1));
+      GdnBed bed(kGdnRealHeads, DType::kBF16, DType::kBF16);
+      std::string out = bed.feed_all(0, prompt, prompt, RowKind::kPrompt);
+      out += bed.verify(0, kMaxDrafts, accepted);
+      EXPECT_EQ(bed.boundary(0), prompt / 64 * 64) << "a verify stores no fold";
+      while (bed.cursor(0) < 200)
+        out += bed.verify(0, bed.cursor(0) % (kMaxDrafts + 1), bed.cursor(0) % 3 == 0 ? 1 : bed.cursor(0) % (kMaxDrafts + 1) + 1);
+      while (bed.cursor(0) < 210) out += bed.feed(0, 1, RowKind::kDecode);
+      EXPECT_EQ(out, expected);
+      EXPECT_EQ(bed.live_state(0), plain.live_state(0));
+    }
+  }
+}
+
+TEST(GdnMix, OfTheModelsHeadsMixesManyRunsAsIfAlone) {
+  GdnBed alone(kGdnRealHeads, DType::kBF16, DType::kF32), both(kGdnRealHeads, DType::kBF16, DType::kF32);
+  std::string expected = alone.feed_all(0, 64, 64, RowKind::kPrompt);
+  while (alone.cursor(0) < 130) expected += alone.feed(0, 1, RowKind::kDecode);
+  both.clear(2);
+  std::string first = both.feed_all(0, 64, 64, RowKind::kPrompt), second = both.feed_all(2, 64, 64, RowKind::kPrompt);
+  while (both.cursor(0) < 130) {
+    first += both.feed(0, 1, RowKind::kDecode);
+    if (both.cursor(2) < 130) second += both.feed(2, std::min<int64_t>(2, 130 - both.cursor(2)), RowKind::kDecode);
+  }
+  EXPECT_EQ(first, expected);
+  EXPECT_EQ(second, expected);
+}
+
 TEST(GdnMix, KeepsTheStateOfTheBoundaryUntilAVerifyIsCommitted) {
   GdnBed bed(kGdnExtents[0], DType::kF32, DType::kF32), plain(kGdnExtents[0], DType::kF32, DType::kF32);
   bed.feed(0, 62, RowKind::kPrompt);

@@ -16,6 +16,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
                int32_t first_index, const ops::Activation& out, ops::Launch& launch) const override {
     AttentionArgs args{};
     args.step = step_tables(rows);
+    args.kinds = kPromptRuns | kDecodeRuns;
     args.num_q_heads = static_cast<int32_t>(problem_.num_q_heads);
     args.num_kv_heads = static_cast<int32_t>(problem_.num_kv_heads);
     args.head_dim = static_cast<int32_t>(problem_.head_dim);

@@ -81,6 +81,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention(const __grid_co
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int64_t at = (int64_t{row} * args.num_q_heads + head) * d;
   const int index = args.step.indices[row];
+  if (index >= 0) {
+    const int32_t kind = (args.step.runs[args.step.row_runs[row]].flags & kIsDecode) != 0 ? kDecodeRuns : kPromptRuns;
+    if ((kind & args.kinds) == 0) return;
+  }
   if (index < 0) {
     for (int i = thread; i < d; i += kThreads) store(args.out, args.activation, at + i, 0.0f);
     return;

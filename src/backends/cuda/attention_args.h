@@ -28,14 +28,25 @@ struct RotateArgs {
   KvCache kv;
 };
 
+inline constexpr int32_t kPromptRuns = 1, kDecodeRuns = 2;
+
 struct AttentionArgs {
   StepTables step;
+  int32_t kinds;  // of the runs that the launch computes: kPromptRuns | kDecodeRuns
   int32_t num_q_heads, num_kv_heads, head_dim, first_index;
   DType activation;
   const void *query, *gate;   // [rows, num_q_heads, head_dim]
   void* out;
   const int32_t* kv_head;     // [num_q_heads]
   KvCache kv;
+  // Of the kernels in attention_mma.cu.
+  int32_t num_splits;    // blocks that share the parts of a run
+  int32_t max_parts;     // of a run, that `parts` has room for; a longer run is one block's
+  int32_t first_decode_row;
+  float* parts;          // [rows from first_decode_row on, num_q_heads, max_parts, head_dim + 2]: weighted values, maximum, sum
 };
+
+/// Dynamic shared memory of the kernels in attention_mma.cu, and the rows of a prompt tile.
+inline constexpr int kDecodeSharedBytes1 = 148 << 10, kDecodeSharedBytes2 = 160 << 10, kPromptSharedBytes = 192 << 10, kPromptTileRows = 128;
 
 }  // namespace quern::cuda

@@ -1,103 +1,113 @@
-#include "backends/cuda/gdn_mix_args.h"
-#include "backends/cuda/plain.h"
+#include "backends/cuda/gdn_mix.h"
 
-namespace quern::cuda::plain {
+namespace quern::cuda {
 
 namespace {
 
 constexpr unsigned kThreads = 256;         // of gdn_mix.cu
 constexpr int64_t kSharedBytes = 96 << 10;  // what every supported GPU gives a block
 
-/// Floats of shared memory that gdn_rows lays out: chunk_in of gdn_mix.cu.
+/// Shared memory that gdn_rows lays out: chunk_in of gdn_mix.cu.
 int64_t shared_bytes(const ops::GdnMix::Problem& p) {
   const int64_t rows = ops::kGrid + p.k_max + 1;
   return (rows * (p.d_k + p.d_v + 3) + ops::kGrid + p.d_k + 2 * p.d_v + kThreads / 32) * static_cast<int64_t>(sizeof(float));
 }
 
-/// Packed, all f32: conv taps [4, channels], -exp(A_log), dt_bias, norm.
+}  // namespace
+
+Result<GdnLauncher> GdnLauncher::create(const ops::GdnMix::Problem& problem, Device& device) {
+  CHECK(std::ssize(problem.k_head) == problem.num_v_heads);
+  for (const int32_t head : problem.k_head) CHECK(head >= 0 && head < problem.num_k_heads);
+  ASSIGN_OR_RETURN(const LinearLauncher linear, LinearLauncher::create(device));
+  GdnLauncher launcher(problem, linear);
+  ASSIGN_OR_RETURN(launcher.rows_, device.function<GdnArgs>("gdn_mix", "gdn_rows", static_cast<int>(shared_bytes(problem))));
+  ASSIGN_OR_RETURN(launcher.keys_, device.function<GdnArgs>("gdn_mix", "gdn_keys"));
+  ASSIGN_OR_RETURN(launcher.window_, device.function<GdnArgs>("gdn_mix", "gdn_window"));
+  ASSIGN_OR_RETURN(launcher.prepare_, device.function<GdnPrepareArgs>("gdn_mix", "gdn_prepare"));
+  ASSIGN_OR_RETURN(launcher.k_head_, device.upload(problem.k_head, "the GDN head map"));
+  return launcher;
+}
+
+GdnLauncher::Packed GdnLauncher::packed_in(const ops::Buffer& packed) const {
+  auto* conv = reinterpret_cast<float*>(packed.address());
+  float* decay = conv + 4 * channels_;
+  float* dt_bias = decay + problem_.num_v_heads;
+  return {conv, decay, dt_bias, dt_bias + problem_.num_v_heads};
+}
+
+void GdnLauncher::pack(const ops::GdnMix::Weights& weights, ops::Buffer& packed, Stream& stream) const {
+  const Packed p = packed_in(packed);
+  // Releases differ in the dtype of these; the model's is what they are meant in (model-spec.md 2.1).
+  linear_.widen(stream, weights.a_log, p.decay, 0.0f, problem_.activation);
+  linear_.widen(stream, weights.dt_bias, p.dt_bias, 0.0f, problem_.activation);
+  linear_.widen(stream, weights.norm, p.norm, 0.0f, problem_.activation);
+  const GdnPrepareArgs args{channels_, static_cast<int32_t>(problem_.num_v_heads), plain::address_or_null<const void>(weights.conv1d), weights.conv1d.dtype, p.conv,
+                            p.decay};
+  stream.launch(prepare_, {.grid = {plain::blocks_for(std::max<int64_t>(channels_, problem_.num_v_heads), kThreads)}, .block = {kThreads}}, args);
+}
+
+GdnArgs GdnLauncher::arguments(const ops::Rows& rows, const ops::GdnInputs& in, const ops::Buffer& packed, const ops::GdnStateView& state,
+                               const ops::Activation& out) const {
+  const Packed p = packed_in(packed);
+  GdnArgs args{};
+  args.step = plain::step_tables(rows);
+  args.kinds = kGdnPrompt | kGdnDecode;
+  args.num_k_heads = static_cast<int32_t>(problem_.num_k_heads);
+  args.num_v_heads = static_cast<int32_t>(problem_.num_v_heads);
+  args.d_k = static_cast<int32_t>(problem_.d_k);
+  args.d_v = static_cast<int32_t>(problem_.d_v);
+  args.k_max = static_cast<int32_t>(problem_.k_max);
+  args.eps = problem_.eps;
+  args.activation = problem_.activation;
+  args.ring = problem_.ring;
+  args.conv = p.conv;
+  args.decay = p.decay;
+  args.dt_bias = p.dt_bias;
+  args.norm = p.norm;
+  args.k_head = reinterpret_cast<const int32_t*>(k_head_->address());
+  args.qkv = in.qkv.data<void>();
+  args.z = in.z.data<void>();
+  args.b = in.b.data<void>();
+  args.a = in.a.data<void>();
+  args.out = out.data.data<void>();
+  args.state = state.state.data<float>();
+  args.ring_k = state.ring_k.data<void>();
+  args.ring_u = state.ring_u.data<void>();
+  args.ring_g = state.ring_g.data<float>();
+  args.conv_window = state.conv_window.data<void>();
+  args.boundary_columns = state.boundary_columns.data<void>();
+  return args;
+}
+
+void GdnLauncher::launch(Stream& stream, const GdnArgs& args) const {
+  const auto runs = static_cast<unsigned>(args.step.num_runs), ring_length = static_cast<unsigned>(ops::kGrid + problem_.k_max + 1);
+  stream.launch(rows_, {.grid = {runs, static_cast<unsigned>(problem_.num_v_heads)}, .block = {kThreads}, .shared_bytes = static_cast<unsigned>(shared_bytes(problem_))},
+                args);
+  stream.launch(keys_, {.grid = {runs, static_cast<unsigned>(problem_.num_k_heads), ring_length}, .block = {kThreads}}, args);
+  stream.launch(window_, {.grid = {runs, plain::blocks_for(channels_, kThreads)}, .block = {kThreads}}, args);
+}
+
+namespace plain {
+
+namespace {
+
 class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
-  struct Functions {
-    Function<GdnArgs> rows, keys, window;
-    Function<GdnPrepareArgs> prepare;
-  };
-  GdnMixKernel(const ops::GdnMix::Problem& problem, const LinearLauncher& launcher, const Functions& functions, std::unique_ptr<ops::Buffer> k_head)
-      : problem_(problem),
-        launcher_(launcher),
-        functions_(functions),
-        k_head_(std::move(k_head)),
-        channels_(2 * problem.num_k_heads * problem.d_k + problem.num_v_heads * problem.d_v) {}
-
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
-  [[nodiscard]] size_t packed_bytes() const override {
-    return static_cast<size_t>(4 * channels_ + 2 * problem_.num_v_heads + problem_.d_v) * sizeof(float);
-  }
-
+  GdnMixKernel(DType activation, GdnLauncher launcher) : activation_(activation), launcher_(std::move(launcher)) {}
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(activation_); }
+  [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
   void pack(const ops::GdnMix::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
-    Stream& to = cuda_stream(stream);
-    const Packed p = packed_in(packed);
-    // Releases differ in the dtype of these; the model's is what they are meant in (model-spec.md 2.1).
-    launcher_.widen(to, weights.a_log, p.decay, 0.0f, problem_.activation);
-    launcher_.widen(to, weights.dt_bias, p.dt_bias, 0.0f, problem_.activation);
-    launcher_.widen(to, weights.norm, p.norm, 0.0f, problem_.activation);
-    const GdnPrepareArgs args{channels_, static_cast<int32_t>(problem_.num_v_heads), address_or_null<const void>(weights.conv1d), weights.conv1d.dtype, p.conv, p.decay};
-    to.launch(functions_.prepare, {.grid = {blocks_for(std::max<int64_t>(channels_, problem_.num_v_heads), kThreads)}, .block = {kThreads}}, args);
+    launcher_.pack(weights, packed, cuda_stream(stream));
   }
-
   void enqueue(const ops::Rows& rows, const ops::GdnInputs& in, const ops::Buffer& packed, const ops::GdnStateView& state,
                const ops::Activation& out, ops::Launch& launch) const override {
-    if (problem_.num_v_heads == 0 || rows.num_rows == 0) return;
-    const Packed p = packed_in(packed);
-    GdnArgs args{};
-    args.step = step_tables(rows);
-    args.num_k_heads = static_cast<int32_t>(problem_.num_k_heads);
-    args.num_v_heads = static_cast<int32_t>(problem_.num_v_heads);
-    args.d_k = static_cast<int32_t>(problem_.d_k);
-    args.d_v = static_cast<int32_t>(problem_.d_v);
-    args.k_max = static_cast<int32_t>(problem_.k_max);
-    args.eps = problem_.eps;
-    args.activation = problem_.activation;
-    args.ring = problem_.ring;
-    args.conv = p.conv;
-    args.decay = p.decay;
-    args.dt_bias = p.dt_bias;
-    args.norm = p.norm;
-    args.k_head = reinterpret_cast<const int32_t*>(k_head_->address());
-    args.qkv = in.qkv.data<void>();
-    args.z = in.z.data<void>();
-    args.b = in.b.data<void>();
-    args.a = in.a.data<void>();
-    args.out = out.data.data<void>();
-    args.state = state.state.data<float>();
-    args.ring_k = state.ring_k.data<void>();
-    args.ring_u = state.ring_u.data<void>();
-    args.ring_g = state.ring_g.data<float>();
-    args.conv_window = state.conv_window.data<void>();
-    args.boundary_columns = state.boundary_columns.data<void>();
-    Stream& stream = cuda_stream(launch.stream);
-    const auto runs = static_cast<unsigned>(args.step.num_runs), ring_length = static_cast<unsigned>(ops::kGrid + problem_.k_max + 1);
-    stream.launch(functions_.rows,
-                  {.grid = {runs, static_cast<unsigned>(problem_.num_v_heads)}, .block = {kThreads}, .shared_bytes = static_cast<unsigned>(shared_bytes(problem_))}, args);
-    stream.launch(functions_.keys, {.grid = {runs, static_cast<unsigned>(problem_.num_k_heads), ring_length}, .block = {kThreads}}, args);
-    stream.launch(functions_.window, {.grid = {runs, blocks_for(channels_, kThreads)}, .block = {kThreads}}, args);
+    if (rows.num_rows == 0 || out.data.empty()) return;
+    launcher_.launch(cuda_stream(launch.stream), launcher_.arguments(rows, in, packed, state, out));
   }
 
  private:
-  struct Packed {
-    float *conv, *decay, *dt_bias, *norm;
-  };
-  [[nodiscard]] Packed packed_in(const ops::Buffer& packed) const {
-    auto* conv = reinterpret_cast<float*>(packed.address());
-    float* decay = conv + 4 * channels_;
-    float* dt_bias = decay + problem_.num_v_heads;
-    return {conv, decay, dt_bias, dt_bias + problem_.num_v_heads};
-  }
-
-  ops::GdnMix::Problem problem_;
-  LinearLauncher launcher_;
-  Functions functions_;
-  std::unique_ptr<ops::Buffer> k_head_;  // i32 [num_v_heads]
-  int64_t channels_;
+  DType activation_;
+  GdnLauncher launcher_;
 };
 
 }  // namespace
@@ -114,17 +124,10 @@ ops::Verdict accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTrait
 }
 
 Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device) {
-  CHECK(std::ssize(problem.k_head) == problem.num_v_heads);
-  for (const int32_t head : problem.k_head) CHECK(head >= 0 && head < problem.num_k_heads);
-  Device& gpu = cuda_device(device);
-  ASSIGN_OR_RETURN(const LinearLauncher launcher, LinearLauncher::create(gpu));
-  GdnMixKernel::Functions functions;
-  ASSIGN_OR_RETURN(functions.rows, gpu.function<GdnArgs>("gdn_mix", "gdn_rows", static_cast<int>(shared_bytes(problem))));
-  ASSIGN_OR_RETURN(functions.keys, gpu.function<GdnArgs>("gdn_mix", "gdn_keys"));
-  ASSIGN_OR_RETURN(functions.window, gpu.function<GdnArgs>("gdn_mix", "gdn_window"));
-  ASSIGN_OR_RETURN(functions.prepare, gpu.function<GdnPrepareArgs>("gdn_mix", "gdn_prepare"));
-  ASSIGN_OR_RETURN(auto k_head, gpu.upload(problem.k_head, "the GDN head map"));
-  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, launcher, functions, std::move(k_head)));
+  ASSIGN_OR_RETURN(GdnLauncher launcher, GdnLauncher::create(problem, cuda_device(device)));
+  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem.activation, std::move(launcher)));
 }
 
-}  // namespace quern::cuda::plain
+}  // namespace plain
+
+}  // namespace quern::cuda

@@ -1,5 +1,4 @@
-#include "backends/cuda/gdn_mix_args.h"
-#include "backends/cuda/numeric.cuh"
+#include "backends/cuda/gdn_runs.cuh"
 
 // Rows are computed one after the other, prompt or not, against the state of the last boundary, so that any cut gives the same bits. Three launches a layer: gdn_rows
 // computes and keeps the state, the sums G and u; gdn_keys then writes the k of the rows that the ring holds, and gdn_window the raw columns, which gdn_rows of other
@@ -10,31 +9,6 @@ namespace quern::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-
-struct Run {
-  int64_t slot, first_row, cursor, end;  // rows stand at the indices [cursor, end)
-  bool committed;
-};
-__device__ Run run_of(const StepTables& step, int number) {
-  const RunRecord record = step.runs[number];
-  if (record.slot < 0 || record.num_rows == 0) return {0, 0, 0, 0, false};
-  const int64_t cursor = step.cursor[record.slot];
-  return {record.slot, record.first_row, cursor, cursor + record.num_rows, (record.flags & kIsCommitted) != 0};
-}
-
-__device__ int64_t channels_of(const GdnArgs& g) { return 2 * int64_t{g.num_k_heads} * g.d_k + int64_t{g.num_v_heads} * g.d_v; }
-__device__ int64_t ring_row(const GdnArgs& g, int64_t slot, int64_t index) {
-  const int64_t length = kGrid + g.k_max + 1;
-  return slot * length + index % length;
-}
-
-/// The raw column of an index: in the step's rows, in the window, or nothing before the sequence's start.
-__device__ float raw(const GdnArgs& g, const Run& run, int64_t index, int64_t channel) {
-  if (index < 0) return 0.0f;
-  const int64_t channels = channels_of(g), window = 3 + g.k_max + 1;
-  if (index >= run.cursor) return load(g.qkv, g.activation, (run.first_row + index - run.cursor) * channels + channel);
-  return load(g.conv_window, g.activation, (run.slot * window + index % window) * channels + channel);
-}
 
 /// silu(sum_i w_i raw[index - 3 + i])
 __device__ float convolved(const GdnArgs& g, const Run& run, int64_t index, int64_t channel) {
@@ -122,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_rows(const __grid_con
   extern __shared__ float memory[];
   const int head = static_cast<int>(blockIdx.y), k_head = g.k_head[head], d_k = g.d_k, d_v = g.d_v;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const Run run = run_of(g.step, static_cast<int>(blockIdx.x));
+  const Run run = run_of(g, static_cast<int>(blockIdx.x));
   if (run.cursor == run.end) return;
   const Chunk c = chunk_in(memory, g);
   float* state = g.state + (run.slot * g.num_v_heads + head) * d_k * d_v;
@@ -219,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_rows(const __grid_con
 /// A block per run, k head and row that the ring holds.
 extern "C" __global__ void __launch_bounds__(kThreads) gdn_keys(const __grid_constant__ GdnArgs g) {
   __shared__ float k[kMaxGdnDim], shared[kWarps];
-  const Run run = run_of(g.step, static_cast<int>(blockIdx.x));
+  const Run run = run_of(g, static_cast<int>(blockIdx.x));
   const int k_head = static_cast<int>(blockIdx.y);
   const int64_t index = run.end - 1 - blockIdx.z;
   if (index < run.cursor) return;
@@ -230,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_keys(const __grid_con
 
 /// A thread per run and channel: the columns before the boundary that gdn_rows has stored a fold at, then the window.
 extern "C" __global__ void __launch_bounds__(kThreads) gdn_window(const __grid_constant__ GdnArgs g) {
-  const Run run = run_of(g.step, static_cast<int>(blockIdx.x));
+  const Run run = run_of(g, static_cast<int>(blockIdx.x));
   const int64_t channels = channels_of(g), channel = int64_t{blockIdx.y} * kThreads + threadIdx.x, window = 3 + g.k_max + 1;
   if (run.cursor == run.end || channel >= channels) return;
   const int64_t boundary = (run.committed ? run.end : run.cursor) / kGrid * kGrid;

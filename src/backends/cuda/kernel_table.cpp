@@ -1,5 +1,6 @@
 #include "backends/cuda/kernel_table.h"
 
+#include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
 #include "backends/cuda/sm90.h"
 
@@ -31,14 +32,25 @@ constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90", accepts_sm90<Op>, make_s
 template <class Op>
 constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", accepts<Op>, make<Op>}};
 
+template <class Op>
+ops::Verdict accepts_mma(const typename Op::Problem& problem, const ops::DeviceTraits& traits) {
+  return mma::accepts(problem, traits);
+}
+template <class Op>
+Result<std::unique_ptr<typename Op::Kernel>> make_mma(const typename Op::Problem& problem, ops::Device& device) {
+  return mma::make(problem, device);
+}
+template <class Op>
+constexpr ops::Candidate<Op> kMma[] = {{"cuda.mma", accepts_mma<Op>, make_mma<Op>}, {"cuda.plain", accepts<Op>, make<Op>}};
+
 }  // namespace
 
 constinit const ops::KernelTable kKernelTable{
     .embed = kPlain<ops::Embed>,
     .attn_in = kLinear<ops::AttnIn>,
-    .attention = kPlain<ops::Attention>,
+    .attention = kMma<ops::Attention>,
     .gdn_in = kLinear<ops::GdnIn>,
-    .gdn_mix = kPlain<ops::GdnMix>,
+    .gdn_mix = kMma<ops::GdnMix>,
     .out_residual = kLinear<ops::OutResidual>,
     .mlp_in = kLinear<ops::MlpIn>,
     .down_residual = kLinear<ops::DownResidual>,

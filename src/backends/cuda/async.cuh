@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+
+// Copies to shared memory that do not pass registers, and launches that overlap. Device code only.
+
+namespace quern::cuda {
+
+__device__ inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+
+/// 16 bytes from global to shared memory; both are 16-byte aligned.
+__device__ inline void copy_async(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Waits until at most kPending of this thread's groups are under way.
+template <int kPending>
+__device__ inline void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// What a kernel reads of the one before it in the stream may be read after this. Without programmatic dependent launch it does nothing.
+__device__ inline void await_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/// The kernel after this one may start; it waits by itself.
+__device__ inline void release_successor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace quern::cuda

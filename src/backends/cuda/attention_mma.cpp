@@ -1,0 +1,104 @@
+#include "backends/cuda/attention_args.h"
+#include "backends/cuda/mma.h"
+
+namespace quern::cuda::mma {
+
+namespace {
+
+constexpr unsigned kThreads = 256;            // of attention_mma.cu
+constexpr int64_t kHeadDim = 256;
+constexpr int64_t kMaxGroup = 16;             // query heads of a kv head
+constexpr size_t kPartsBytes = size_t{64} << 20;  // where the parts of long decode rows meet
+constexpr int64_t kMaxSplits = 64;
+
+class AttentionKernel final : public ops::Attention::Kernel {
+ public:
+  struct Functions {
+    Function<AttentionArgs> decode_1, decode_2, merge, prompt;
+  };
+  AttentionKernel(const ops::Attention::Problem& problem, const Functions& functions, std::unique_ptr<ops::Buffer> kv_head, int num_sms)
+      : problem_(problem), functions_(functions), kv_head_(std::move(kv_head)), num_sms_(num_sms) {
+    for (int64_t head = 0; head < problem.num_kv_heads; ++head)
+      largest_group_ = std::max<int64_t>(largest_group_, std::count(problem.kv_head.begin(), problem.kv_head.end(), static_cast<int32_t>(head)));
+  }
+
+  [[nodiscard]] std::string_view arithmetic() const override { return "cuda.mma.bf16"; }
+  [[nodiscard]] size_t workspace_bytes(int64_t) const override { return kPartsBytes; }
+
+  void enqueue(const ops::Rows& rows, const ops::TensorView& query, const ops::TensorView& gate, const ops::KvCacheView& kv,
+               int32_t first_index, const ops::Activation& out, ops::Launch& launch) const override {
+    if (rows.num_rows == 0 || problem_.num_q_heads == 0) return;
+    Stream& stream = cuda_stream(launch.stream);
+    AttentionArgs args{};
+    args.step = plain::step_tables(rows);
+    args.kinds = kPromptRuns | kDecodeRuns;
+    args.num_q_heads = static_cast<int32_t>(problem_.num_q_heads);
+    args.num_kv_heads = static_cast<int32_t>(problem_.num_kv_heads);
+    args.head_dim = static_cast<int32_t>(problem_.head_dim);
+    args.first_index = first_index;
+    args.activation = problem_.activation;
+    args.query = query.data<const void>();
+    args.gate = gate.data<const void>();
+    args.out = out.data.data<void>();
+    args.kv_head = reinterpret_cast<const int32_t*>(kv_head_->address());
+    args.kv = plain::kv_cache(kv);
+    const Kinds kinds = kinds_of(rows);
+    const auto q_heads = static_cast<unsigned>(problem_.num_q_heads), kv_heads = static_cast<unsigned>(problem_.num_kv_heads);
+    if (kinds.num_decode_runs > 0) {
+      const int64_t num_rows = kinds.end_decode_row - kinds.first_decode_row;
+      const int64_t part_bytes = num_rows * problem_.num_q_heads * (kHeadDim + 2) * static_cast<int64_t>(sizeof(float));
+      CHECK(launch.workspace.size_bytes() >= kPartsBytes);
+      args.first_decode_row = kinds.first_decode_row;
+      args.parts = launch.workspace.data<float>();
+      args.max_parts = static_cast<int32_t>(static_cast<int64_t>(kPartsBytes) / part_bytes);
+      args.num_splits = static_cast<int32_t>(std::clamp<int64_t>(num_sms_ / (kinds.num_decode_runs * problem_.num_kv_heads), 1, kMaxSplits));
+      const bool small = kinds.longest_decode_run * largest_group_ <= 16;  // the bits are the same
+      stream.launch(small ? functions_.decode_1 : functions_.decode_2,
+                    {.grid = {static_cast<unsigned>(args.num_splits), kv_heads, static_cast<unsigned>(args.step.num_runs)},
+                     .block = {kThreads},
+                     .shared_bytes = static_cast<unsigned>(small ? kDecodeSharedBytes1 : kDecodeSharedBytes2)},
+                    args);
+      if (args.num_splits > 1) stream.launch(functions_.merge, {.grid = {static_cast<unsigned>(num_rows), q_heads}, .block = {32}}, args);
+    }
+    if (kinds.prompt) {
+      unsigned tiles = 0;
+      for (const ops::RowRun& run : rows.runs)
+        if (run.kind == ops::RowKind::kPrompt) tiles += plain::blocks_for(run.num_rows, kPromptTileRows);
+      stream.launch(functions_.prompt, {.grid = {tiles, q_heads}, .block = {kThreads}, .shared_bytes = kPromptSharedBytes}, args);
+    }
+  }
+
+ private:
+  ops::Attention::Problem problem_;
+  Functions functions_;
+  std::unique_ptr<ops::Buffer> kv_head_;  // i32 [num_q_heads]
+  int num_sms_;
+  int64_t largest_group_ = 0;
+};
+
+}  // namespace
+
+ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits& traits) {
+  if (problem.activation != DType::kBF16) return ops::refuse("activations are {}, not bf16", dtype_name(problem.activation));
+  if (problem.head_dim != kHeadDim) return ops::refuse("heads of {} elements, not {}", problem.head_dim, kHeadDim);
+  if (traits.architecture < 90) return ops::refuse("sm_{} has too little shared memory for its tiles; sm_90 has enough", traits.architecture);
+  if (traits.architecture >= 120) return ops::refuse("sm_{} has too little shared memory for its tiles; sm_90 and sm_100 have enough", traits.architecture);
+  for (int64_t head = 0; head < problem.num_kv_heads; ++head)
+    if (const auto group = std::count(problem.kv_head.begin(), problem.kv_head.end(), static_cast<int32_t>(head)); group > kMaxGroup)
+      return ops::refuse("{} query heads share a kv head; up to {} are supported", group, kMaxGroup);
+  return plain::accepts(problem, traits);
+}
+
+Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Problem& problem, ops::Device& device) {
+  CHECK(std::ssize(problem.kv_head) == problem.num_q_heads);
+  Device& gpu = cuda_device(device);
+  AttentionKernel::Functions functions;
+  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<AttentionArgs>("attention_mma", "attention_decode_1", kDecodeSharedBytes1));
+  ASSIGN_OR_RETURN(functions.decode_2, gpu.function<AttentionArgs>("attention_mma", "attention_decode_2", kDecodeSharedBytes2));
+  ASSIGN_OR_RETURN(functions.merge, gpu.function<AttentionArgs>("attention_mma", "attention_merge"));
+  ASSIGN_OR_RETURN(functions.prompt, gpu.function<AttentionArgs>("attention_mma", "attention_prompt", kPromptSharedBytes));
+  ASSIGN_OR_RETURN(auto kv_head, gpu.upload(problem.kv_head, "the attention's head map"));
+  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, functions, std::move(kv_head), gpu.num_sms()));
+}
+
+}  // namespace quern::cuda::mma

@@ -1,0 +1,489 @@
+#include "backends/cuda/attention_args.h"
+#include "backends/cuda/mma.cuh"
+#include "backends/cuda/numeric.cuh"
+
+// Attention with matrix instructions, bf16 queries, heads of 256 elements, KV in bf16 or e4m3 (widened to bf16). Keys are taken a block of 64 at a time; the parts of 512 keys from the
+// sequence's start are merged in order, whoever computes them. A row of a matrix instruction's result depends on its own row alone, so a row's bits depend on its index only.
+
+namespace quern::cuda {
+
+namespace {
+
+constexpr int kDim = 256, kPieces = kDim / 8;  // of 16 bytes, in a row of bf16
+constexpr int kKeys = 64;                      // of a tile: one KV block
+constexpr int kTilesPerPart = 8;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kTileBytes = kKeys * kDim * 2;
+
+__device__ uint32_t two_bf16(float low, float high) {
+  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&two);
+}
+
+/// Rows [begin, end) of a block of keys or values to a swizzled bf16 tile; the others are zero, since what stands in their place may be no number.
+__device__ void load_tile(unsigned char* tile, const void* cache, DType dtype, int64_t first_element, int begin, int end) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (dtype == DType::kBF16) {
+    const auto* from = static_cast<const unsigned char*>(cache) + first_element * 2;
+    for (int item = thread; item < kKeys * kPieces; item += kThreads) {
+      const int row = item / kPieces, piece = item % kPieces;
+      unsigned char* to = tile + swizzled<kPieces>(row, piece);
+      if (row >= begin && row < end)
+        copy_async(to, from + item * 16);
+      else
+        *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
+    }
+  } else {
+    const auto* from = static_cast<const unsigned char*>(cache) + first_element;
+    for (int item = thread; item < kKeys * kPieces / 2; item += kThreads) {
+      const int row = item / (kPieces / 2), pair = item % (kPieces / 2);
+      uint32_t wide[8] = {};
+      if (row >= begin && row < end) {
+        const uint4 bits = *reinterpret_cast<const uint4*>(from + item * 16);
+        const uint32_t words[] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const auto codes = static_cast<__nv_fp8x2_storage_t>(words[i / 2] >> (i % 2 * 16));
+          const float2 two = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3)));
+          wide[i] = two_bf16(two.x, two.y);
+        }
+      }
+      *reinterpret_cast<uint4*>(tile + swizzled<kPieces>(row, 2 * pair)) = make_uint4(wide[0], wide[1], wide[2], wide[3]);
+      *reinterpret_cast<uint4*>(tile + swizzled<kPieces>(row, 2 * pair + 1)) = make_uint4(wide[4], wide[5], wide[6], wide[7]);
+    }
+  }
+}
+
+/// Where one row and head of a group of queries comes from and goes to; row < 0: none.
+struct Lane {
+  int row, head, index;
+};
+
+/// exp(x - max), where max may be that of no key at all.
+__device__ float weight(float x, float max) { return x == -INFINITY ? 0.0f : expf(x - max); }
+
+/// What a block of keys, or a part, adds to what came before it: the operations and their order are the same wherever it is computed.
+__device__ float merged(float before, float before_weight, float now, float now_weight) { return fmaf(now, now_weight, __fmul_rn(before, before_weight)); }
+
+template <int kTiles>
+struct DecodeShared {
+  unsigned char k[2][kTileBytes], v[2][kTileBytes];
+  unsigned char q[kTiles * 16 * kDim * 2];
+  unsigned char p[kTiles * 16 * kKeys * 2];
+  float scores[kTiles * 16][kKeys + 4];
+  float max[kTiles * 16], sum[kTiles * 16], correction[kTiles * 16];
+  float total_max[kTiles * 16], total_sum[kTiles * 16], before[kTiles * 16], now[kTiles * 16];
+  int32_t rows[kTiles * 16], heads[kTiles * 16], indices[kTiles * 16];
+  int32_t own_heads[16];
+  int32_t num_own_heads;
+};
+
+/// blockIdx: (split, kv head, run).
+template <int kTiles>
+__device__ void decode(const AttentionArgs& args) {
+  using Memory = DecodeShared<kTiles>;
+  extern __shared__ __align__(128) unsigned char memory[];
+  Memory& s = *reinterpret_cast<Memory*>(memory);
+  constexpr int kLanes = kTiles * 16;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int split = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
+  const RunRecord run = args.step.runs[blockIdx.z];
+  if (run.slot < 0 || run.num_rows == 0 || (run.flags & kIsDecode) == 0) return;
+  if (thread == 0) {
+    int count = 0;
+    for (int head = 0; head < args.num_q_heads; ++head)
+      if (args.kv_head[head] == kv_head) s.own_heads[count++] = head;
+    s.num_own_heads = count;
+  }
+  __syncthreads();
+  const int num_heads = s.num_own_heads;
+  if (num_heads == 0) return;
+  int num_rows = run.num_rows;  // padding stands at the end
+  while (num_rows > 0 && args.step.indices[run.first_row + num_rows - 1] < 0) --num_rows;
+  if (split == 0)
+    for (int i = thread; i < (run.num_rows - num_rows) * num_heads * kDim; i += kThreads) {
+      const int row = run.first_row + num_rows + i / (num_heads * kDim), head = s.own_heads[i / kDim % num_heads];
+      store(args.out, args.activation, (int64_t{row} * args.num_q_heads + head) * kDim + i % kDim, 0.0f);
+    }
+  if (num_rows == 0) return;
+  const int32_t* block_table = args.step.block_tables + int64_t{run.slot} * args.step.block_tables_stride;
+  const int run_last = args.step.indices[run.first_row + num_rows - 1], first_part = args.first_index / static_cast<int>(kKvSplit);
+  const bool shared_parts = args.num_splits > 1 && run_last / static_cast<int>(kKvSplit) - first_part + 1 <= args.max_parts;
+  if (!shared_parts && split > 0) return;
+  const int stride = shared_parts ? args.num_splits : 1;
+  const bool fp8 = args.kv.dtype == DType::kE4M3;
+  const float k_scale = fp8 && args.kv.k_scale != nullptr ? args.kv.k_scale[kv_head] : 1.0f;
+  const float v_scale = fp8 && args.kv.v_scale != nullptr ? args.kv.v_scale[kv_head] : 1.0f;
+  const float scale = k_scale / sqrtf(static_cast<float>(kDim));
+  const int rows_per_group = kLanes / num_heads;
+
+  for (int group = 0; group < num_rows; group += rows_per_group) {
+    const int group_rows = min(rows_per_group, num_rows - group);
+    __syncthreads();
+    for (int i = thread; i < kLanes; i += kThreads) {
+      const bool used = i < group_rows * num_heads;
+      const int row = run.first_row + group + i / num_heads;
+      s.rows[i] = used ? row : -1;
+      s.heads[i] = used ? s.own_heads[i % num_heads] : 0;
+      s.indices[i] = used ? args.step.indices[row] : -1;
+      s.max[i] = s.total_max[i] = -INFINITY;
+      s.sum[i] = s.total_sum[i] = 0;
+    }
+    __syncthreads();
+    for (int item = thread; item < kLanes * kPieces; item += kThreads) {
+      const int i = item / kPieces, piece = item % kPieces;
+      uint4 bits = make_uint4(0, 0, 0, 0);
+      if (s.rows[i] >= 0)
+        bits = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(args.query) + (int64_t{s.rows[i]} * args.num_q_heads + s.heads[i]) * kDim + piece * 8);
+      *reinterpret_cast<uint4*>(s.q + swizzled<kPieces>(i, piece)) = bits;
+    }
+    const int last = args.step.indices[run.first_row + group + group_rows - 1];
+    const int last_block = last / kKeys, last_part = last_block / kTilesPerPart, begin_part = first_part + split;
+    float total[kTiles][4][4] = {}, values[kTiles][4][4] = {};
+
+    const auto fetch = [&](int block, int buffer) {
+      const int64_t at = (int64_t{block_table[block]} * args.num_kv_heads + kv_head) * kKeys * kDim;
+      const int begin = max(0, args.first_index - block * kKeys), end = min(kKeys, last + 1 - block * kKeys);
+      load_tile(s.k[buffer], args.kv.k, args.kv.dtype, at, begin, end);
+      load_tile(s.v[buffer], args.kv.v, args.kv.dtype, at, begin, end);
+      commit_copies();
+    };
+    int buffer = 0;
+    if (begin_part <= last_part) fetch(begin_part * kTilesPerPart, 0);
+    for (int part = begin_part; part <= last_part; part += stride) {
+      const int part_end = min((part + 1) * kTilesPerPart, last_block + 1);
+      for (int block = part * kTilesPerPart; block < part_end; ++block, buffer ^= 1) {
+        const int next = block + 1 < part_end ? block + 1 : (part + stride <= last_part ? (part + stride) * kTilesPerPart : -1);
+        __syncthreads();  // all have left the other buffer
+        if (next >= 0) {
+          fetch(next, buffer ^ 1);
+          await_copies<1>();
+        } else {
+          await_copies<0>();
+        }
+        __syncthreads();
+        // Scores: a warp has 8 keys.
+        float score[kTiles][4] = {};
+        const uint32_t keys = shared_address(s.k[buffer]), queries = shared_address(s.q);
+#pragma unroll
+        for (int step = 0; step < kDim / 32; ++step) {
+          uint32_t b[4];
+          load_matrices(b, keys + swizzled<kPieces>(warp * 8 + lane % 8, step * 4 + lane / 8));
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              uint32_t a[4];
+              load_matrices(a, queries + swizzled<kPieces>(tile * 16 + lane % 16, step * 4 + half * 2 + lane / 16));
+              multiply_add(score[tile], a, b[2 * half], b[2 * half + 1]);
+            }
+        }
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) s.scores[tile * 16 + lane / 4 + i / 2 * 8][warp * 8 + lane % 4 * 2 + i % 2] = score[tile][i];
+        __syncthreads();
+        // Softmax of the tile: a warp has rows of its own.
+        for (int i = warp; i < kLanes; i += kWarps) {
+          const int key = block * kKeys + 2 * lane, index = s.indices[i];
+          const float2 raw = *reinterpret_cast<const float2*>(&s.scores[i][2 * lane]);
+          const float low = key <= index && key >= args.first_index ? __fmul_rn(raw.x, scale) : -INFINITY;
+          const float high = key + 1 <= index && key + 1 >= args.first_index ? __fmul_rn(raw.y, scale) : -INFINITY;
+          const float old_max = s.max[i], new_max = fmaxf(old_max, warp_max(fmaxf(low, high)));
+          const float p_low = weight(low, new_max), p_high = weight(high, new_max);
+          const float sum = warp_sum(p_low + p_high), correction = weight(old_max, new_max);
+          *reinterpret_cast<uint32_t*>(s.p + swizzled<kKeys / 8>(i, lane / 4) + lane % 4 * 4) = two_bf16(p_low, p_high);
+          __syncwarp();
+          if (lane == 0) {
+            s.max[i] = new_max;
+            s.sum[i] = fmaf(s.sum[i], correction, sum);
+            s.correction[i] = correction;
+          }
+        }
+        __syncthreads();
+        // Values: a warp has 32 of the 256 elements.
+        const uint32_t weights = shared_address(s.p), cached = shared_address(s.v[buffer]);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          const float low = s.correction[tile * 16 + lane / 4], high = s.correction[tile * 16 + lane / 4 + 8];
+#pragma unroll
+          for (int n = 0; n < 4; ++n) {
+            values[tile][n][0] *= low;
+            values[tile][n][1] *= low;
+            values[tile][n][2] *= high;
+            values[tile][n][3] *= high;
+          }
+        }
+#pragma unroll
+        for (int step = 0; step < kKeys / 16; ++step) {
+          uint32_t a[kTiles][4];
+#pragma unroll
+          for (int tile = 0; tile < kTiles; ++tile) load_matrices(a[tile], weights + swizzled<kKeys / 8>(tile * 16 + lane % 16, step * 2 + lane / 16));
+#pragma unroll
+          for (int n = 0; n < 4; n += 2) {
+            uint32_t b[4];
+            load_matrices_transposed(b, cached + swizzled<kPieces>(step * 16 + lane % 16, warp * 4 + n + lane / 16));
+#pragma unroll
+            for (int tile = 0; tile < kTiles; ++tile) {
+              multiply_add(values[tile][n], a[tile], b[0], b[1]);
+              multiply_add(values[tile][n + 1], a[tile], b[2], b[3]);
+            }
+          }
+        }
+      }
+      // The part is complete.
+      __syncthreads();
+      if (shared_parts) {
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int i = tile * 16 + lane / 4 + half * 8;
+            if (s.rows[i] < 0) continue;
+            float* to = args.parts + ((int64_t{s.rows[i] - args.first_decode_row} * args.num_q_heads + s.heads[i]) * args.max_parts + part - first_part) * (kDim + 2);
+#pragma unroll
+            for (int n = 0; n < 4; ++n)
+              *reinterpret_cast<float2*>(to + warp * 32 + n * 8 + lane % 4 * 2) = make_float2(values[tile][n][2 * half], values[tile][n][2 * half + 1]);
+            if (warp == 0 && lane % 4 == 0) *reinterpret_cast<float2*>(to + kDim) = make_float2(s.max[i], s.sum[i]);
+          }
+      } else {
+        for (int i = thread; i < kLanes; i += kThreads) {
+          const float max = fmaxf(s.total_max[i], s.max[i]);
+          s.before[i] = weight(s.total_max[i], max);
+          s.now[i] = weight(s.max[i], max);
+          s.total_sum[i] = merged(s.total_sum[i], s.before[i], s.sum[i], s.now[i]);
+          s.total_max[i] = max;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+          for (int n = 0; n < 4; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              const int i = tile * 16 + lane / 4 + e / 2 * 8;
+              total[tile][n][e] = merged(total[tile][n][e], s.before[i], values[tile][n][e], s.now[i]);
+            }
+      }
+      __syncthreads();
+      for (int i = thread; i < kLanes; i += kThreads) {
+        s.max[i] = -INFINITY;
+        s.sum[i] = 0;
+      }
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) values[tile][n][e] = 0;
+    }
+    if (shared_parts) continue;
+    __syncthreads();
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int i = tile * 16 + lane / 4 + e / 2 * 8;
+        if (s.rows[i] < 0) continue;
+        const float factor = s.total_sum[i] > 0 ? v_scale / s.total_sum[i] : s.total_sum[i];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const int64_t at = (int64_t{s.rows[i]} * args.num_q_heads + s.heads[i]) * kDim + warp * 32 + n * 8 + lane % 4 * 2 + e % 2;
+          const float gate = load(args.gate, args.activation, at);
+          store(args.out, args.activation, at, round_to(args.activation, total[tile][n][e] * factor) * round_to(args.activation, sigmoid(gate)));
+        }
+      }
+  }
+}
+
+constexpr int kPromptRows = 16 * kWarps;
+struct PromptShared {
+  unsigned char k[2][kTileBytes], v[2][kTileBytes];
+  unsigned char q[kPromptRows * kDim * 2];
+};
+
+/// blockIdx: (tile of 128 rows of a prompt run, query head). A warp has 16 rows, all keys and all 256 elements of them.
+__device__ void prompt(const AttentionArgs& args) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  PromptShared& s = *reinterpret_cast<PromptShared*>(memory);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, head = static_cast<int>(blockIdx.y);
+  int tile = static_cast<int>(blockIdx.x), tiles = 0, number = 0;
+  RunRecord run{};
+  for (; number < args.step.num_runs; ++number) {
+    run = args.step.runs[number];
+    if (run.slot < 0 || (run.flags & kIsDecode) != 0) continue;
+    tiles = (run.num_rows + kPromptRows - 1) / kPromptRows;
+    if (tile < tiles) break;
+    tile -= tiles;
+  }
+  if (number == args.step.num_runs) return;
+  tile = tiles - 1 - tile;  // those with the most keys first
+  const int first_row = run.first_row + tile * kPromptRows, num_rows = min(kPromptRows, run.num_rows - tile * kPromptRows);
+  const int kv_head = args.kv_head[head];
+  const int32_t* block_table = args.step.block_tables + int64_t{run.slot} * args.step.block_tables_stride;
+  for (int item = thread; item < kPromptRows * kPieces; item += kThreads) {
+    const int i = item / kPieces, piece = item % kPieces;
+    unsigned char* to = s.q + swizzled<kPieces>(i, piece);
+    if (i < num_rows)
+      copy_async(to, static_cast<const __nv_bfloat16*>(args.query) + (int64_t{first_row + i} * args.num_q_heads + head) * kDim + piece * 8);
+    else
+      *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
+  }
+  const bool fp8 = args.kv.dtype == DType::kE4M3;
+  const float k_scale = fp8 && args.kv.k_scale != nullptr ? args.kv.k_scale[kv_head] : 1.0f;
+  const float v_scale = fp8 && args.kv.v_scale != nullptr ? args.kv.v_scale[kv_head] : 1.0f;
+  const float scale = k_scale / sqrtf(static_cast<float>(kDim));
+  // The lane's two rows.
+  int index[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = warp * 16 + lane / 4 + half * 8;
+    index[half] = i < num_rows ? args.step.indices[first_row + i] : -1;
+  }
+  int valid_rows = num_rows;  // padding stands at the end
+  while (valid_rows > 0 && args.step.indices[first_row + valid_rows - 1] < 0) --valid_rows;
+  const int last = valid_rows > 0 ? args.step.indices[first_row + valid_rows - 1] : -1;
+  const int first_block = args.first_index / kKeys, last_block = last < 0 ? first_block - 1 : last / kKeys;
+  float values[kDim / 8][4] = {}, maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+  const auto fetch = [&](int block, int buffer) {
+    const int64_t at = (int64_t{block_table[block]} * args.num_kv_heads + kv_head) * kKeys * kDim;
+    const int begin = max(0, args.first_index - block * kKeys), end = min(kKeys, last + 1 - block * kKeys);
+    load_tile(s.k[buffer], args.kv.k, args.kv.dtype, at, begin, end);
+    load_tile(s.v[buffer], args.kv.v, args.kv.dtype, at, begin, end);
+    commit_copies();
+  };
+  if (first_block <= last_block) fetch(first_block, 0);
+  int buffer = 0;
+  for (int block = first_block; block <= last_block; ++block, buffer ^= 1) {
+    __syncthreads();
+    if (block < last_block) {
+      fetch(block + 1, buffer ^ 1);
+      await_copies<1>();
+    } else {
+      await_copies<0>();
+    }
+    __syncthreads();
+    float score[kKeys / 8][4] = {};
+    const uint32_t keys = shared_address(s.k[buffer]), queries = shared_address(s.q), cached = shared_address(s.v[buffer]);
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      uint32_t a[4];
+      load_matrices(a, queries + swizzled<kPieces>(warp * 16 + lane % 16, step * 2 + lane / 16));
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; n += 2) {
+        uint32_t b[4];
+        load_matrices(b, keys + swizzled<kPieces>((n + lane / 16) * 8 + lane % 8, step * 2 + lane / 8 % 2));
+        multiply_add(score[n], a, b[0], b[1]);
+        multiply_add(score[n + 1], a, b[2], b[3]);
+      }
+    }
+    float correction[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float new_max = maximum[half];
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int key = block * kKeys + n * 8 + lane % 4 * 2 + e;
+          float& x = score[n][2 * half + e];
+          x = key <= index[half] && key >= args.first_index ? __fmul_rn(x, scale) : -INFINITY;
+          new_max = fmaxf(new_max, x);
+        }
+      new_max = fmaxf(new_max, __shfl_xor_sync(kAllLanes, new_max, 1));
+      new_max = fmaxf(new_max, __shfl_xor_sync(kAllLanes, new_max, 2));
+      correction[half] = weight(maximum[half], new_max);
+      maximum[half] = new_max;
+      float added = 0;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = score[n][2 * half + e];
+          x = weight(x, new_max);
+          added += x;
+        }
+      sum[half] = fmaf(sum[half], correction[half], added);  // of the lane's keys; the four lanes of a row are added at the end
+    }
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      values[n][0] *= correction[0];
+      values[n][1] *= correction[0];
+      values[n][2] *= correction[1];
+      values[n][3] *= correction[1];
+    }
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      const uint32_t a[4] = {two_bf16(score[2 * step][0], score[2 * step][1]), two_bf16(score[2 * step][2], score[2 * step][3]),
+                             two_bf16(score[2 * step + 1][0], score[2 * step + 1][1]), two_bf16(score[2 * step + 1][2], score[2 * step + 1][3])};
+#pragma unroll
+      for (int n = 0; n < kDim / 8; n += 2) {
+        uint32_t b[4];
+        load_matrices_transposed(b, cached + swizzled<kPieces>(step * 16 + lane % 16, n + lane / 16));
+        multiply_add(values[n], a, b[0], b[1]);
+        multiply_add(values[n + 1], a, b[2], b[3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 1);
+    sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 2);
+    const int i = warp * 16 + lane / 4 + half * 8;
+    if (i >= num_rows) continue;
+    const float factor = sum[half] > 0 ? v_scale / sum[half] : sum[half];
+    const int64_t at = (int64_t{first_row + i} * args.num_q_heads + head) * kDim + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      const auto gates = *reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(args.gate) + at + n * 8);
+      const float low = round_to(DType::kBF16, values[n][2 * half] * factor) * round_to(DType::kBF16, sigmoid(__low2float(gates)));
+      const float high = round_to(DType::kBF16, values[n][2 * half + 1] * factor) * round_to(DType::kBF16, sigmoid(__high2float(gates)));
+      *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(args.out) + at + n * 8) = two_bf16(low, high);
+    }
+  }
+}
+
+}  // namespace
+
+static_assert(sizeof(DecodeShared<1>) <= kDecodeSharedBytes1 && sizeof(DecodeShared<2>) <= kDecodeSharedBytes2 && sizeof(PromptShared) <= kPromptSharedBytes);
+static_assert(kPromptRows == kPromptTileRows);
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_prompt(const __grid_constant__ AttentionArgs args) { prompt(args); }
+extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_decode_1(const __grid_constant__ AttentionArgs args) { decode<1>(args); }
+extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_decode_2(const __grid_constant__ AttentionArgs args) { decode<2>(args); }
+
+/// Merges the parts of rows whose parts were shared among blocks. A warp per row and query head; a lane has 8 elements.
+extern "C" __global__ void __launch_bounds__(32) attention_merge(const __grid_constant__ AttentionArgs args) {
+  const int row = args.first_decode_row + static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x);
+  const int run_number = args.step.row_runs[row], index = args.step.indices[row];
+  if (run_number < 0 || index < 0) return;
+  const RunRecord run = args.step.runs[run_number];
+  if ((run.flags & kIsDecode) == 0) return;
+  int last_row = run.first_row + run.num_rows - 1;
+  while (args.step.indices[last_row] < 0) --last_row;
+  const int first_part = args.first_index / static_cast<int>(kKvSplit);
+  if (args.step.indices[last_row] / static_cast<int>(kKvSplit) - first_part + 1 > args.max_parts) return;  // one block's, and done
+  const float* parts = args.parts + (int64_t{row - args.first_decode_row} * args.num_q_heads + head) * args.max_parts * (kDim + 2);
+  float total[8] = {}, max = -INFINITY, sum = 0;
+  for (int part = 0; part <= index / static_cast<int>(kKvSplit) - first_part; ++part) {
+    const float* from = parts + int64_t{part} * (kDim + 2);
+    const float2 part_values = *reinterpret_cast<const float2*>(from + kDim);
+    const float new_max = fmaxf(max, part_values.x), before = weight(max, new_max), now = weight(part_values.x, new_max);
+    sum = merged(sum, before, part_values.y, now);
+    max = new_max;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 two = *reinterpret_cast<const float2*>(from + lane * 8 + 2 * i);
+      total[2 * i] = merged(total[2 * i], before, two.x, now);
+      total[2 * i + 1] = merged(total[2 * i + 1], before, two.y, now);
+    }
+  }
+  const bool scaled = args.kv.dtype == DType::kE4M3 && args.kv.v_scale != nullptr;
+  const float factor = sum > 0 ? (scaled ? args.kv.v_scale[args.kv_head[head]] : 1.0f) / sum : sum;
+  const int64_t at = (int64_t{row} * args.num_q_heads + head) * kDim + lane * 8;
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    store(args.out, args.activation, at + i, round_to(args.activation, total[i] * factor) * round_to(args.activation, sigmoid(load(args.gate, args.activation, at + i))));
+}
+
+}  // namespace quern::cuda

@@ -1,0 +1,90 @@
+#include "backends/cuda/gdn_mix.h"
+#include "backends/cuda/mma.h"
+
+namespace quern::cuda::mma {
+
+namespace {
+
+constexpr int64_t kDim = 128;                    // d_k and d_v
+constexpr int kSharedBytes = kGdnDecodeSharedBytes;
+
+class GdnMixKernel final : public ops::GdnMix::Kernel {
+ public:
+  struct Functions {
+    Function<GdnArgs> decode_1, decode_2, decode_4;
+  };
+  GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, const Functions& functions, int num_sms)
+      : problem_(problem), launcher_(std::move(launcher)), functions_(functions), num_sms_(num_sms) {}
+
+  [[nodiscard]] std::string_view arithmetic() const override { return "cuda.mma.bf16"; }
+  [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
+  void pack(const ops::GdnMix::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
+    launcher_.pack(weights, packed, cuda_stream(stream));
+  }
+  void enqueue(const ops::Rows& rows, const ops::GdnInputs& in, const ops::Buffer& packed, const ops::GdnStateView& state,
+               const ops::Activation& out, ops::Launch& launch) const override {
+    if (rows.num_rows == 0 || out.data.empty()) return;
+    Stream& stream = cuda_stream(launch.stream);
+    GdnArgs args = launcher_.arguments(rows, in, packed, state, out);
+    const Kinds kinds = kinds_of(rows);
+    if (kinds.num_decode_runs > 0) {
+      // A single row cannot reach the place of a row that other heads still read; longer runs are kept once all heads have read.
+      args.phases = kGdnCompute;
+      if (kinds.longest_decode_run == 1) args.phases |= kGdnKeep;
+      launch_decode(stream, args, kinds.num_decode_runs);
+      if (kinds.longest_decode_run > 1) {
+        args.phases = kGdnKeep;
+        launch_decode(stream, args, kinds.num_decode_runs);
+      }
+    }
+    if (kinds.prompt) {
+      args.kinds = kGdnPrompt;
+      launcher_.launch(stream, args);
+    }
+  }
+
+ private:
+  /// Few runs: a head's columns are spread over a cluster of blocks, so that more SMs read. The bits are the same.
+  void launch_decode(Stream& stream, const GdnArgs& args, int64_t num_runs) const {
+    unsigned cluster = 1;
+    if (functions_.decode_4.handle != nullptr) {
+      const int64_t blocks = num_runs * problem_.num_v_heads;
+      cluster = blocks <= num_sms_ ? 4 : blocks <= 2 * num_sms_ ? 2 : 1;
+    }
+    const Function<GdnArgs>& function = cluster == 4 ? functions_.decode_4 : cluster == 2 ? functions_.decode_2 : functions_.decode_1;
+    stream.launch(function,
+                  {.grid = {static_cast<unsigned>(problem_.num_v_heads) * cluster, static_cast<unsigned>(args.step.num_runs)},
+                   .block = {512 / cluster},
+                   .shared_bytes = kSharedBytes,
+                   .cluster = {cluster, 1, 1},
+                   .programmatic = functions_.decode_4.handle != nullptr},
+                  args);
+  }
+
+  ops::GdnMix::Problem problem_;
+  GdnLauncher launcher_;
+  Functions functions_;
+  int num_sms_;
+};
+
+}  // namespace
+
+ops::Verdict accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTraits& traits) {
+  if (problem.activation != DType::kBF16) return ops::refuse("activations are {}, not bf16", dtype_name(problem.activation));
+  if (problem.d_k != kDim || problem.d_v != kDim) return ops::refuse("heads of {} x {}, not {} x {}", problem.d_k, problem.d_v, kDim, kDim);
+  return plain::accepts(problem, traits);
+}
+
+Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device) {
+  Device& gpu = cuda_device(device);
+  ASSIGN_OR_RETURN(GdnLauncher launcher, GdnLauncher::create(problem, gpu));
+  GdnMixKernel::Functions functions;
+  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_1", kSharedBytes));
+  if (gpu.traits().architecture >= 90) {
+    ASSIGN_OR_RETURN(functions.decode_2, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_2", kSharedBytes));
+    ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_4", kSharedBytes));
+  }
+  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), functions, gpu.num_sms()));
+}
+
+}  // namespace quern::cuda::mma

@@ -1,0 +1,39 @@
+#pragma once
+
+#include "backends/cuda/plain.h"
+
+// The candidates named "cuda.mma": bf16 activations, heads of the model's sizes, matrix instructions of sm_80 and newer. Prompt rows and decode rows have kernels, and so arithmetics, of their
+// own; within a kind a row's bits depend on its sequence only.
+
+namespace quern::cuda::mma {
+
+#define QUERN_MMA(Op)                                                                     \
+  ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits& traits); \
+  Result<std::unique_ptr<ops::Op::Kernel>> make(const ops::Op::Problem& problem, ops::Device& device);
+QUERN_MMA(Attention)
+QUERN_MMA(GdnMix)
+#undef QUERN_MMA
+
+/// Which kinds a step's runs have, and the longest of the decode runs.
+struct Kinds {
+  bool prompt = false;
+  int64_t num_decode_runs = 0, longest_decode_run = 0;
+  int32_t first_decode_row = 0, end_decode_row = 0;
+};
+inline Kinds kinds_of(const ops::Rows& rows) {
+  Kinds kinds;
+  for (const ops::RowRun& run : rows.runs) {
+    if (run.kind == ops::RowKind::kPrompt) {
+      kinds.prompt = kinds.prompt || run.num_rows > 0;
+      continue;
+    }
+    if (run.num_rows == 0) continue;
+    if (kinds.num_decode_runs++ == 0) kinds.first_decode_row = run.first_row;
+    kinds.first_decode_row = std::min(kinds.first_decode_row, run.first_row);
+    kinds.end_decode_row = std::max(kinds.end_decode_row, run.first_row + run.num_rows);
+    kinds.longest_decode_run = std::max<int64_t>(kinds.longest_decode_run, run.num_rows);
+  }
+  return kinds;
+}
+
+}  // namespace quern::cuda::mma
