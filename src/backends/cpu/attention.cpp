@@ -3,6 +3,7 @@
 #include "backends/cpu/numeric.h"
 #include "backends/cpu/plain.h"
 #include "backends/cpu/scratch.h"
+#include "backends/cpu/vector_math.h"
 
 namespace quern::cpu::plain {
 
@@ -27,14 +28,15 @@ struct TileScratch {
 /// arithmetic depends on its own index alone.
 class AttentionKernel final : public ops::Attention::Kernel {
  public:
-  AttentionKernel(const ops::Attention::Problem& problem, ThreadPool& pool) : problem_(problem), pool_(pool) {
+  AttentionKernel(const ops::Attention::Problem& problem, ThreadPool& pool, LinearPath path)
+      : problem_(problem), pool_(pool), path_(path), math_(vector_math(path)) {
     heads_of_.resize(static_cast<size_t>(problem.num_kv_heads));
     for (int32_t head = 0; head < problem.num_q_heads; ++head)
       heads_of_[static_cast<size_t>(problem.kv_head[static_cast<size_t>(head)])].push_back(head);
     for (const auto& heads : heads_of_) max_heads_ = std::max<int64_t>(max_heads_, std::ssize(heads));
   }
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t workspace_bytes(int64_t) const override { return static_cast<size_t>(pool_.num_threads()) * thread_bytes(); }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& query, const ops::TensorView& gate, const ops::KvCacheView& kv,
@@ -98,7 +100,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
     const float k_scale = scale_of(kv.k, kv.k_scale, kv_head), v_scale = scale_of(kv.v, kv.v_scale, kv_head);
     const float scale = k_scale / std::sqrt(static_cast<float>(d));
     for (int64_t lane = 0; lane < lanes; ++lane) {
-      load_f32(row_address(query, source_row(lane), d), query.dtype, d, s.queries + lane * d);
+      math_.load(row_address(query, source_row(lane), d), query.dtype, d, s.queries + lane * d);
       s.max[lane] = -std::numeric_limits<float>::infinity();
       s.sum[lane] = 0;
     }
@@ -106,43 +108,50 @@ class AttentionKernel final : public ops::Attention::Kernel {
 
     for (int64_t part = first_index / ops::kKvSplit * ops::kKvSplit; part <= last_index; part += ops::kKvSplit) {
       const int64_t part_end = std::min(part + ops::kKvSplit, last_index + 1);
-      std::fill_n(s.part_max, lanes, -std::numeric_limits<float>::infinity());
-      std::fill_n(s.part_sum, lanes, 0.0f);
       std::fill_n(s.part, lanes * d, 0.0f);
-      for (int64_t block = part; block < part_end; block += ops::kGrid) {
-        const int64_t begin = std::max(block, first_index), end = std::min(block + ops::kGrid, part_end);
-        load_block(kv.k, block_table, kv_head, begin, end, s.block);
-        for (int64_t lane = 0; lane < lanes; ++lane)
-          for (int64_t j = begin; j < end && j <= index_of(lane); ++j) {
-            const float score = scale * dot(s.queries + lane * d, s.block + (j - begin) * d, d);
-            s.scores[lane * ops::kKvSplit + j - part] = score;
-            s.part_max[lane] = std::max(s.part_max[lane], score);
-          }
+      const int64_t part_begin = std::max(part, first_index);
+      for_blocks(part_begin, part_end, num_rows, num_heads, indices, [&](int64_t begin, int64_t end) { load_block(kv.k, block_table, kv_head, begin, end, s.block); },
+                 [&](int64_t begin, int64_t first, int64_t count, int64_t visible) {
+                   math_.dots(s.queries + first * d, d, count, s.block, d, visible, d, s.scores + first * ops::kKvSplit + begin - part, ops::kKvSplit);
+                 });
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        float* scores = s.scores + lane * ops::kKvSplit + part_begin - part;
+        const int64_t visible = std::clamp<int64_t>(index_of(lane) + 1 - part_begin, 0, part_end - part_begin);
+        for (int64_t j = 0; j < visible; ++j) scores[j] *= scale;
+        s.part_max[lane] = math_.max(scores, visible);
+        s.part_sum[lane] = math_.exp_minus(scores, visible, s.part_max[lane]);
       }
-      for (int64_t block = part; block < part_end; block += ops::kGrid) {
-        const int64_t begin = std::max(block, first_index), end = std::min(block + ops::kGrid, part_end);
-        load_block(kv.v, block_table, kv_head, begin, end, s.block);
-        for (int64_t lane = 0; lane < lanes; ++lane)
-          for (int64_t j = begin; j < end && j <= index_of(lane); ++j) {
-            const float weight = std::exp(s.scores[lane * ops::kKvSplit + j - part] - s.part_max[lane]);
-            s.part_sum[lane] += weight;
-            float* values = s.part + lane * d;
-            const float* v = s.block + (j - begin) * d;
-            for (int64_t i = 0; i < d; ++i) values[i] += weight * v[i];
-          }
-      }
+      for_blocks(part_begin, part_end, num_rows, num_heads, indices, [&](int64_t begin, int64_t end) { load_block(kv.v, block_table, kv_head, begin, end, s.block); },
+                 [&](int64_t begin, int64_t first, int64_t count, int64_t visible) {
+                   math_.add_products(s.scores + first * ops::kKvSplit + begin - part, ops::kKvSplit, 1, count, s.block, d, visible, d, s.part + first * d, d);
+                 });
       for (int64_t lane = 0; lane < lanes; ++lane)
-        if (std::max(part, first_index) <= index_of(lane)) merge(s, lane);
+        if (part_begin <= index_of(lane)) merge(s, lane);
     }
 
     for (int64_t lane = 0; lane < lanes; ++lane) {
       float* values = s.total + lane * d;
       float* gates = s.part + lane * d;
       const float factor = s.sum[lane] > 0 ? v_scale / s.sum[lane] : s.sum[lane];  // no key at all: 0; NaN stays NaN
-      load_f32(row_address(gate, source_row(lane), d), gate.dtype, d, gates);
-      for (int64_t i = 0; i < d; ++i)
-        values[i] = round_to(problem_.activation, values[i] * factor) * round_to(problem_.activation, sigmoid(gates[i]));
-      store_f32(values, d, out.dtype, row_address(out, source_row(lane), d));
+      math_.load(row_address(gate, source_row(lane), d), gate.dtype, d, gates);
+      math_.gate(problem_.activation, values, factor, gates, d);
+      math_.store(values, d, out.dtype, row_address(out, source_row(lane), d));
+    }
+  }
+
+  /// Blocks of the indices [begin, end), one after the other: load(begin, end of the block), then body(begin of the block, first lane, lanes,
+  /// keys) for lanes that see the same keys of it, which are its first ones.
+  template <class Load, class Body>
+  static void for_blocks(int64_t begin, int64_t end, int64_t num_rows, int64_t num_heads, const int32_t* indices, const Load& load,
+                         const Body& body) {
+    for (int64_t block = begin, next = 0; block < end; block = next) {
+      next = std::min((block / ops::kGrid + 1) * ops::kGrid, end);
+      load(block, next);
+      for (int64_t row = 0, last = 0; row < num_rows; row = last) {
+        const auto visible = [&](int64_t r) { return std::clamp<int64_t>(int64_t{indices[r]} + 1 - block, 0, next - block); };
+        for (last = row + 1; last < num_rows && visible(last) == visible(row);) ++last;
+        if (visible(row) > 0) body(block, row * num_heads, (last - row) * num_heads, visible(row));
+      }
     }
   }
 
@@ -161,7 +170,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
   void load_block(const ops::TensorView& cache, const int32_t* block_table, int64_t kv_head, int64_t begin, int64_t end, float* out) const {
     if (begin >= end) return;
     const int64_t place = (int64_t{block_table[begin / ops::kGrid]} * problem_.num_kv_heads + kv_head) * ops::kGrid + begin % ops::kGrid;
-    load_f32(row_address(cache, place, problem_.head_dim), cache.dtype, (end - begin) * problem_.head_dim, out);
+    math_.load(row_address(cache, place, problem_.head_dim), cache.dtype, (end - begin) * problem_.head_dim, out);
   }
   static float scale_of(const ops::TensorView& cache, const ops::TensorView& scales, int64_t kv_head) {
     return cache.dtype == DType::kE4M3 && !scales.empty() ? scales.data<float>()[kv_head] : 1.0f;
@@ -169,6 +178,8 @@ class AttentionKernel final : public ops::Attention::Kernel {
 
   ops::Attention::Problem problem_;
   ThreadPool& pool_;
+  LinearPath path_;
+  const VectorMath& math_;
   std::vector<std::vector<int32_t>> heads_of_;  // query heads of each kv head
   int64_t max_heads_ = 0;
 };
@@ -182,10 +193,10 @@ ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTr
   return accepts_activation(problem.activation, problem.out);
 }
 
-Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Problem& problem, ops::Device& device) {
+Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Problem& problem, ops::Device& device, LinearPath path) {
   CHECK(std::ssize(problem.kv_head) == problem.num_q_heads);
   for (const int32_t head : problem.kv_head) CHECK(head >= 0 && head < problem.num_kv_heads);
-  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, pool_of(device)));
+  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, pool_of(device), path));
 }
 
 }  // namespace quern::cpu::plain

@@ -13,7 +13,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
   AttnInKernel(const ops::AttnIn::Problem& problem, ThreadPool& pool, LinearPath path)
       : problem_(problem),
         pool_(pool),
-        path_(path),
+        path_(path), math_(vector_math(path)),
         q_(problem.q, 0, path),
         k_(problem.k, q_.end_bytes(), path),
         v_(problem.v, k_.end_bytes(), path),
@@ -35,7 +35,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
   }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     const int64_t rows = std::min(max_rows, kRowTile);
-    return Scratch::size<float>(rows * problem_.hidden) + Scratch::size<float>(rows * 2 * num_frequencies()) +
+    return Scratch::size<float>(rows * row_stride(problem_.hidden)) + Scratch::size<float>(rows * 2 * num_frequencies()) +
            Scratch::size<float>(rows * q_width()) + 2 * Scratch::size<float>(rows * kv_width()) + Scratch::size<const int32_t*>(rows);
   }
   void pack(const ops::AttnIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
@@ -56,17 +56,21 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      float* normed = scratch.take<float>(n * problem_.hidden);
+      const int64_t stride = row_stride(problem_.hidden);
+      float* normed = scratch.take<float>(n * stride);
       float* turns = scratch.take<float>(n * 2 * num_frequencies());
       float* q = scratch.take<float>(n * q_width());
       float* k = scratch.take<float>(n * kv_width());
       float* v = scratch.take<float>(n * kv_width());
       const int32_t** block_tables = scratch.take<const int32_t*>(n);
       find_block_tables(rows, first, n, block_tables);
-      norm_rows(pool_, x, first, n, problem_.hidden, norm, problem_.eps, normed, problem_.hidden);
-      project(q_.view(packed), normed, n, q);
-      project(k_.view(packed), normed, n, k);
-      project(v_.view(packed), normed, n, v);
+      norm_rows(pool_, math_, x, first, n, problem_.hidden, norm, problem_.eps, input_scale(path_), normed, stride);
+      const std::array weights{q_.view(packed), k_.view(packed), v_.view(packed)};
+      const std::array outputs{q, k, v};
+      linear(pool_, weights, normed, n, [&](size_t w, int64_t row, int64_t feature, int64_t features, float* y) {
+        math_.round(problem_.activation, 1.0f, y, features);
+        std::copy_n(y, features, outputs[w] + row * weights[w].out_features + feature);
+      });
       for (int64_t row = 0; row < n; ++row)
         compute_turns(rows.positions.data<int32_t>() + (first + row) * 3, turns + row * 2 * num_frequencies());
 
@@ -79,8 +83,8 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
             float* values = q + row * q_width() + head * 2 * d;
             norm_and_rotate(values, q_norm, turn);
             const int64_t out = (first + row) * problem_.num_q_heads + head;
-            store_f32(values, d, query.dtype, row_address(query, out, d));
-            store_f32(values + d, d, gate.dtype, row_address(gate, out, d));
+            math_.store(values, d, query.dtype, row_address(query, out, d));
+            math_.store(values + d, d, gate.dtype, row_address(gate, out, d));
           } else {
             const int64_t kv_head = head - problem_.num_q_heads;
             float* key = k + row * kv_width() + kv_head * d;
@@ -109,11 +113,6 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
         tables[row - first] = rows.slots.block_tables.data<int32_t>() + run.slot * rows.slots.block_tables.shape[1];
   }
 
-  void project(const LinearView& weight, const float* normed, int64_t rows, float* out) const {
-    linear(pool_, weight, normed, rows,
-           [&](int64_t row, int64_t feature, float y) { out[row * weight.out_features + feature] = round_to(problem_.activation, y); });
-  }
-
   /// cos of every frequency, then sin, as the activation dtype holds them.
   void compute_turns(const int32_t* position, float* turns) const {
     for (int64_t i = 0; i < num_frequencies(); ++i) {
@@ -125,8 +124,8 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
 
   void norm_and_rotate(float* x, const float* factors, const float* turns) const {
     const int64_t half = num_frequencies();
-    rms_norm(x, factors, problem_.head_dim, problem_.eps, x);
-    round_to(problem_.activation, x, problem_.head_dim);
+    math_.rms_norm(x, factors, problem_.head_dim, problem_.eps, x);
+    math_.round(problem_.activation, 1.0f, x, problem_.head_dim);
     for (int64_t i = 0; i < half; ++i) {
       const float a = x[i], b = x[i + half], cosine = turns[i], sine = turns[half + i];
       x[i] = round_to(problem_.activation, a * cosine - b * sine);
@@ -137,7 +136,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
   void write_kv(const float* values, const ops::TensorView& cache, const ops::TensorView& scales, int64_t head, int64_t place) const {
     const int64_t d = problem_.head_dim;
     std::byte* out = row_address(cache, place, d);
-    if (cache.dtype != DType::kE4M3) return store_f32(values, d, cache.dtype, out);
+    if (cache.dtype != DType::kE4M3) return math_.store(values, d, cache.dtype, out);
     const float scale = scales.empty() ? 1.0f : scales.data<float>()[head];
     for (int64_t i = 0; i < d; ++i) out[i] = std::byte{e4m3_encode(values[i] / scale)};
   }
@@ -145,6 +144,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
   ops::AttnIn::Problem problem_;
   ThreadPool& pool_;
   LinearPath path_;
+  const VectorMath& math_;
   PackedLinear q_, k_, v_;
   size_t norms_at_;
   std::vector<int> axis_;

@@ -13,15 +13,19 @@
 //   total   = fma(scale, (phase_0 + phase_1) + (phase_2 + phase_3), total)     block after block
 // Vector lanes are features, so a wider machine has more lanes and the same bits.
 //
+// Rows come multiplied by 2^60 (kInputScale), and e4m3 weights enter as their value times 2^-120: that is what their bits are when they are
+// moved to the places of an f32's sign, exponent and mantissa, subnormals included, without a table or a product. `scale` takes both powers
+// back. Powers of two change no bits of a sum while nothing leaves the range of f32, so inputs may be as large as 2^67 (1e20).
+//
 // Packed weights follow it: tiles of 16 features, in a tile groups of 4 columns. Elements of 2 and 4 bytes stand as [column][feature] in a group;
-// e4m3 codes as [4 quarters][4 columns][4 features], so that two unpacking steps leave each column's 16 features in order.
+// e4m3 codes as [feature][column], so that four columns of a feature are one 32-bit element.
 
 namespace quern::cpu {
 
 inline constexpr int64_t kTileGroup = 4;  // columns
 
 /// Where the code of (column j of the group, feature n of the tile) stands in a group of e4m3.
-constexpr int64_t e4m3_place(int64_t column, int64_t feature) { return feature / 4 * 16 + column * 4 + feature % 4; }
+constexpr int64_t e4m3_place(int64_t column, int64_t feature) { return feature * kTileGroup + column; }
 
 /// The weights of 16 output features, block by block.
 class FmaTile {
@@ -29,7 +33,7 @@ class FmaTile {
   struct Block {
     int64_t begin = 0, groups = 0;          // first column, number of groups
     const std::byte* weight = nullptr;
-    float scale = 1.0f;
+    float scale = 1.0f;                     // with the powers of two that inputs and weights carry
     const float* mixed_scales = nullptr;    // [16] where the tile's features lie in two rows of scale blocks; `scale` is then unused
   };
 
@@ -38,6 +42,7 @@ class FmaTile {
     column_bytes_ = kFeatureTile * element;
     base_ = weight.weight + first_ * weight.in_features * element;
     const int64_t last = std::min(first_ + kFeatureTile, weight.out_features) - 1;
+    unit_ = (ops::is_fp8(weight.scheme) ? 0x1p120f : 1.0f) / kInputScale;
     per_block_ = weight.scheme == ops::WeightScheme::kFp8Block;
     mixed_ = per_block_ && (weight.row_offset + first_) / ops::kScaleBlock != (weight.row_offset + last) / ops::kScaleBlock;
   }
@@ -47,12 +52,12 @@ class FmaTile {
   [[nodiscard]] Block block(int64_t index) const {
     const int64_t begin = std::max<int64_t>(index * ops::kScaleBlock - weight_.column_offset, 0);
     const int64_t end = std::min((index + 1) * ops::kScaleBlock - weight_.column_offset, weight_.in_features);
-    Block block{begin, (end - begin) / kTileGroup, base_ + begin * column_bytes_, 1.0f, nullptr};
+    Block block{begin, (end - begin) / kTileGroup, base_ + begin * column_bytes_, unit_, nullptr};
     if (mixed_) {
-      for (int64_t n = 0; n < kFeatureTile; ++n) scale_memory_[n] = weight_.block_scale(std::min(first_ + n, weight_.out_features - 1), begin);
+      for (int64_t n = 0; n < kFeatureTile; ++n) scale_memory_[n] = unit_ * weight_.block_scale(std::min(first_ + n, weight_.out_features - 1), begin);
       block.mixed_scales = scale_memory_;
     } else if (per_block_) {
-      block.scale = weight_.block_scale(first_, begin);
+      block.scale = unit_ * weight_.block_scale(first_, begin);
     }
     return block;
   }
@@ -63,10 +68,11 @@ class FmaTile {
   float* scale_memory_;  // [16], aligned to 64 bytes
   int64_t column_bytes_ = 0;
   const std::byte* base_ = nullptr;
+  float unit_ = 1.0f;
   bool per_block_ = false, mixed_ = false;
 };
 
-/// totals[row * 16 + n] += the products of `rows` rows; x f32, a row every `stride` elements; totals aligned to 64 bytes.
+/// totals[row * 16 + n] += the products of `rows` rows; x f32 times kInputScale, a row every `stride` elements; totals aligned to 64 bytes.
 void multiply_tile_avx2(const FmaTile& tile, const float* x, int64_t stride, int64_t rows, float* totals);
 void multiply_tile_avx512(const FmaTile& tile, const float* x, int64_t stride, int64_t rows, float* totals);
 

@@ -13,7 +13,7 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
   GdnInKernel(const ops::GdnIn::Problem& problem, ThreadPool& pool, LinearPath path)
       : problem_(problem),
         pool_(pool),
-        path_(path),
+        path_(path), math_(vector_math(path)),
         qkv_(problem.qkv, 0, path),
         z_(problem.z, qkv_.end_bytes(), path),
         b_(problem.b, z_.end_bytes(), path),
@@ -23,7 +23,7 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
   [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size<float>(std::min(max_rows, kRowTile) * problem_.hidden);
+    return Scratch::size<float>(std::min(max_rows, kRowTile) * row_stride(problem_.hidden));
   }
   void pack(const ops::GdnIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
     qkv_.pack(weights.qkv, packed, pool_);
@@ -39,26 +39,22 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
     for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      float* normed = scratch.take<float>(n * problem_.hidden);
-      norm_rows(pool_, x, first, n, problem_.hidden, norm, problem_.eps, normed, problem_.hidden);
-      project(qkv_.view(packed), normed, first, n, out.qkv);
-      project(z_.view(packed), normed, first, n, out.z);
-      project(b_.view(packed), normed, first, n, out.b);
-      project(a_.view(packed), normed, first, n, out.a);
+      const int64_t stride = row_stride(problem_.hidden);
+      float* normed = scratch.take<float>(n * stride);
+      norm_rows(pool_, math_, x, first, n, problem_.hidden, norm, problem_.eps, input_scale(path_), normed, stride);
+      const std::array weights{qkv_.view(packed), z_.view(packed), b_.view(packed), a_.view(packed)};
+      const std::array outputs{&out.qkv, &out.z, &out.b, &out.a};
+      linear(pool_, weights, normed, n, [&](size_t w, int64_t row, int64_t feature, int64_t features, const float* y) {
+        math_.store(y, features, outputs[w]->dtype, element_address(*outputs[w], first + row, weights[w].out_features, feature));
+      });
     }
   }
 
  private:
-  void project(const LinearView& weight, const float* normed, int64_t first, int64_t rows, const ops::TensorView& out) const {
-    linear(pool_, weight, normed, rows, [&](int64_t row, int64_t feature, float y) {
-      store_f32(&y, 1, out.dtype,
-                row_address(out, first + row, weight.out_features) + static_cast<size_t>(feature) * dtype_size(out.dtype));
-    });
-  }
-
   ops::GdnIn::Problem problem_;
   ThreadPool& pool_;
   LinearPath path_;
+  const VectorMath& math_;
   PackedLinear qkv_, z_, b_, a_;
   size_t norm_at_;
 };

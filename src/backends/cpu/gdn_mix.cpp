@@ -1,12 +1,15 @@
 #include "backends/cpu/numeric.h"
 #include "backends/cpu/plain.h"
 #include "backends/cpu/scratch.h"
+#include "backends/cpu/vector_math.h"
 
 namespace quern::cpu::plain {
 
 namespace {
 
 using ops::kGrid;
+
+constexpr int64_t kRowGroup = 8;  // rows that share a pass over the state
 
 /// Sequence index `index` of a run: in the step's rows, in the window, or before the sequence's start.
 struct Run {
@@ -35,14 +38,16 @@ struct Segment {
 /// Rows are computed one after the other, prompt or not, against the state of the last boundary: any cut gives the same bits.
 class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
-  GdnMixKernel(const ops::GdnMix::Problem& problem, ThreadPool& pool)
+  GdnMixKernel(const ops::GdnMix::Problem& problem, ThreadPool& pool, LinearPath path)
       : problem_(problem),
         pool_(pool),
+        path_(path),
+        math_(vector_math(path)),
         channels_(2 * problem.num_k_heads * problem.d_k + problem.num_v_heads * problem.d_v),
         ring_length_(kGrid + problem.k_max + 1),
         window_length_(3 + problem.k_max + 1) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override {
     return Scratch::size<float>(4 * channels_) + 2 * Scratch::size<float>(problem_.num_v_heads) + Scratch::size<float>(problem_.d_v);
   }
@@ -80,9 +85,11 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   [[nodiscard]] int64_t k_width() const { return problem_.num_k_heads * problem_.d_k; }
   [[nodiscard]] int64_t v_width() const { return problem_.num_v_heads * problem_.d_v; }
   [[nodiscard]] int64_t state_size() const { return problem_.num_v_heads * problem_.d_v * problem_.d_k; }
-  /// Of one thread, for mix_head: u of the chunk, two rows of d_v, G by chunk position; for fold: u and k of the chunk.
+  /// Of one thread, for mix_head: u of the chunk, G and decays by chunk position, and a group of rows with their products; for fold: u and k of
+  /// the chunk.
   [[nodiscard]] size_t thread_bytes() const {
-    return Scratch::size<float>(kGrid * problem_.d_v + std::max(2 * problem_.d_v + kGrid, kGrid * problem_.d_k));
+    const int64_t group = 2 * kRowGroup * (problem_.d_k + problem_.d_v + kGrid);
+    return Scratch::size<float>(kGrid * problem_.d_v + std::max(2 * kGrid + group, kGrid * problem_.d_k));
   }
   PackedWeights packed_weights(const ops::Buffer& packed) const {
     auto* conv = reinterpret_cast<float*>(packed.address());
@@ -158,8 +165,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
       for (int64_t item = begin; item < end; ++item) {
         if (item < nk) {
           for (int64_t index = segment.boundary; index < segment.begin; ++index)
-            load_f32(row_address(view.ring_k, ring_row(run.slot, index) * nk + item, problem_.d_k), view.ring_k.dtype, problem_.d_k,
-                     chunk_k(segment, item, index));
+            math_.load(row_address(view.ring_k, ring_row(run.slot, index) * nk + item, problem_.d_k), view.ring_k.dtype, problem_.d_k,
+                       chunk_k(segment, item, index));
           continue;
         }
         const int64_t row = (item - nk) / heads, head = (item - nk) % heads, index = segment.begin + row;
@@ -171,8 +178,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
           float* k = chunk_k(segment, head - nk, index);
           convolve(run, in.qkv, view, weights, index, head * problem_.d_k, problem_.d_k, k);
           l2_normalize(k, 1.0f);
-          round_to(problem_.ring, k, problem_.d_k);
-          store_f32(k, problem_.d_k, view.ring_k.dtype, row_address(view.ring_k, ring_row(run.slot, index) * nk + head - nk, problem_.d_k));
+          math_.round(problem_.ring, 1.0f, k, problem_.d_k);
+          math_.store(k, problem_.d_k, view.ring_k.dtype, row_address(view.ring_k, ring_row(run.slot, index) * nk + head - nk, problem_.d_k));
         } else {
           const int64_t v_head = head - 2 * nk;
           convolve(run, in.qkv, view, weights, index, 2 * k_width() + v_head * problem_.d_v, problem_.d_v,
@@ -187,23 +194,17 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   /// y = silu(sum_i w_i raw[index - 3 + i]) of channels [first, first + n).
   void convolve(const Run& run, const ops::TensorView& qkv, const ops::GdnStateView& view, const PackedWeights& weights, int64_t index,
                 int64_t first, int64_t n, float* y) const {
-    constexpr int64_t kPiece = 64;
-    std::fill_n(y, n, 0.0f);
+    const std::byte* columns[4];
     for (int64_t tap = 0; tap < 4; ++tap) {
-      const std::byte* column = raw_column(run, qkv, view, index - 3 + tap);
-      if (column == nullptr) continue;
-      const float* w = weights.conv + tap * channels_ + first;
-      for (int64_t i = 0; i < n; i += kPiece) {
-        float raw[kPiece];
-        const int64_t m = std::min(kPiece, n - i);
-        load_f32(column + static_cast<size_t>(first + i) * dtype_size(problem_.activation), problem_.activation, m, raw);
-        for (int64_t c = 0; c < m; ++c) y[i + c] += w[i + c] * raw[c];
-      }
+      columns[tap] = raw_column(run, qkv, view, index - 3 + tap);
+      if (columns[tap] != nullptr) columns[tap] += static_cast<size_t>(first) * dtype_size(problem_.activation);
     }
-    for (int64_t i = 0; i < n; ++i) y[i] = round_to(problem_.activation, silu(y[i]));
+    math_.convolve(columns, problem_.activation, weights.conv + first, channels_, n, y);
   }
   void l2_normalize(float* x, float scale) const {
-    const float factor = 1.0f / std::sqrt(dot(x, x, problem_.d_k) + 1e-6f) * scale;
+    float square = 0;
+    math_.dots(x, 0, 1, x, 0, 1, problem_.d_k, &square, 0);
+    const float factor = 1.0f / std::sqrt(square + 1e-6f) * scale;
     for (int64_t i = 0; i < problem_.d_k; ++i) x[i] *= factor;
   }
 
@@ -224,62 +225,66 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
                 const ops::GdnStateView& view, const ops::TensorView& out, int64_t head, float* memory) const {
     const int64_t dk = problem_.d_k, dv = problem_.d_v, nv = problem_.num_v_heads, k_head = problem_.k_head[static_cast<size_t>(head)];
     float* chunk_u = memory;
-    float* u_or_o = chunk_u + kGrid * dv;
-    float* o = u_or_o + dv;
-    float* log_decay = o + dv;  // G by chunk position
+    float* log_decay = chunk_u + kGrid * dv;          // G by chunk position
+    float* decays = log_decay + kGrid;                // e^(G - Gj)
+    float* keys_queries = decays + kGrid;             // [2 * kRowGroup, dk]: k and q of each row of a group
+    float* from_state = keys_queries + 2 * kRowGroup * dk;  // [2 * kRowGroup, dv]: S^T k and S^T q; then the sums of u and o
+    float* along = from_state + 2 * kRowGroup * dv;   // [2 * kRowGroup, kGrid]: (kj . k) and (kj . q) by chunk position
     const float* state = segment.state + head * dv * dk;
+    const float* chunk_keys = chunk_k(segment, k_head, segment.boundary);
     auto* ring_g = view.ring_g.data<float>();
     for (int64_t index = segment.boundary; index < segment.begin; ++index) {
       const int64_t i = index - segment.boundary, place = ring_row(run.slot, index) * nv + head;
-      load_f32(row_address(view.ring_u, place, dv), view.ring_u.dtype, dv, chunk_u + i * dv);
+      math_.load(row_address(view.ring_u, place, dv), view.ring_u.dtype, dv, chunk_u + i * dv);
       log_decay[i] = ring_g[place];
     }
-    for (int64_t index = segment.begin; index < segment.end; ++index) {
-      const int64_t i = index - segment.boundary, row = run.row(index), place = ring_row(run.slot, index) * nv + head;
-      const float* k = chunk_k(segment, k_head, index);
-      const float* q = segment.q + (index - segment.begin) * k_width() + k_head * dk;
-      const float* v = segment.v + (index - segment.begin) * v_width() + head * dv;
-      const float a = element(in.a, row * nv + head), b = element(in.b, row * nv + head);
-      const float beta = round_to(problem_.activation, sigmoid(b));
-      const float g = weights.decay[head] * softplus(a + weights.dt_bias[head]);
-      const float total = i > 0 ? log_decay[i - 1] + g : g;
-      log_decay[i] = total;
-      ring_g[place] = total;
-
-      float* u = chunk_u + i * dv;
-      const float decay = std::exp(total);
-      for (int64_t c = 0; c < dv; ++c) {
-        u_or_o[c] = decay * dot(state + c * dk, k, dk);
-        o[c] = decay * dot(state + c * dk, q, dk);
+    for (int64_t group = segment.begin; group < segment.end; group += kRowGroup) {
+      const int64_t group_end = std::min(group + kRowGroup, segment.end), num_vectors = 2 * (group_end - group);
+      for (int64_t index = group; index < group_end; ++index) {
+        std::copy_n(chunk_k(segment, k_head, index), dk, keys_queries + 2 * (index - group) * dk);
+        std::copy_n(segment.q + (index - segment.begin) * k_width() + k_head * dk, dk, keys_queries + (2 * (index - group) + 1) * dk);
       }
-      for (int64_t j = 0; j < i; ++j) {
-        const float* kj = chunk_k(segment, k_head, segment.boundary + j);
-        const float* uj = chunk_u + j * dv;
-        const float d = std::exp(total - log_decay[j]), along_k = d * dot(kj, k, dk), along_q = d * dot(kj, q, dk);
-        for (int64_t c = 0; c < dv; ++c) {
-          u_or_o[c] += along_k * uj[c];
-          o[c] += along_q * uj[c];
+      math_.dots(keys_queries, dk, num_vectors, state, dk, dv, dk, from_state, dv);
+      math_.dots(keys_queries, dk, num_vectors, chunk_keys, dk, group_end - segment.boundary, dk, along, kGrid);
+      for (int64_t index = group; index < group_end; ++index) {
+        const int64_t i = index - segment.boundary, row = run.row(index), place = ring_row(run.slot, index) * nv + head;
+        const float* v = segment.v + (index - segment.begin) * v_width() + head * dv;
+        float* u_sum = from_state + 2 * (index - group) * dv;
+        float* o = u_sum + dv;
+        float* along_k = along + 2 * (index - group) * kGrid;
+        float* along_q = along_k + kGrid;
+        const float a = element(in.a, row * nv + head), b = element(in.b, row * nv + head);
+        const float beta = round_to(problem_.activation, sigmoid(b));
+        const float g = weights.decay[head] * softplus(a + weights.dt_bias[head]);
+        const float total = i > 0 ? log_decay[i - 1] + g : g;
+        log_decay[i] = total;
+        ring_g[place] = total;
+
+        const float decay = std::exp(total);
+        for (int64_t c = 0; c < 2 * dv; ++c) u_sum[c] *= decay;
+        for (int64_t j = 0; j < i; ++j) decays[j] = total - log_decay[j];
+        math_.exp_minus(decays, i, 0.0f);
+        for (int64_t j = 0; j < i; ++j) {
+          along_k[j] *= decays[j];
+          along_q[j] *= decays[j];
         }
-      }
-      for (int64_t c = 0; c < dv; ++c) u[c] = round_to(problem_.ring, beta * (v[c] - u_or_o[c]));
-      store_f32(u, dv, view.ring_u.dtype, row_address(view.ring_u, place, dv));
-      const float along_q = dot(k, q, dk);
-      for (int64_t c = 0; c < dv; ++c) o[c] += along_q * u[c];
+        math_.add_products(along_k, kGrid, 1, 2, chunk_u, dv, i, dv, u_sum, dv);
+        float* u = chunk_u + i * dv;
+        for (int64_t c = 0; c < dv; ++c) u[c] = round_to(problem_.ring, beta * (v[c] - u_sum[c]));
+        math_.store(u, dv, view.ring_u.dtype, row_address(view.ring_u, place, dv));
+        math_.add_products(along_q + i, 0, 0, 1, u, 0, 1, dv, o, 0);
 
-      gated_norm(o, weights.norm, row_address(in.z, row * nv + head, dv), u_or_o);
-      store_f32(o, dv, out.dtype, row_address(out, row * nv + head, dv));
+        math_.rms_norm(o, weights.norm, dv, problem_.eps, o);
+        math_.load(row_address(in.z, row * nv + head, dv), in.z.dtype, dv, u_sum);
+        math_.multiply_silu(DType::kF32, o, u_sum, dv);
+        math_.store(o, dv, out.dtype, row_address(out, row * nv + head, dv));
+      }
     }
   }
   static float element(const ops::TensorView& view, int64_t i) {
     float x = 0;
     load_f32(row_address(view, i, 1), view.dtype, 1, &x);
     return x;
-  }
-  /// o <- norm(o) * weight * silu(z); `z_values` [d_v] is scratch.
-  void gated_norm(float* o, const float* weight, const std::byte* z, float* z_values) const {
-    load_f32(z, problem_.activation, problem_.d_v, z_values);
-    rms_norm(o, weight, problem_.d_v, problem_.eps, o);
-    for (int64_t c = 0; c < problem_.d_v; ++c) o[c] *= silu(z_values[c]);
   }
 
   /// to = e^G S + sum_j e^(G - Gj) uj kj^T over the 64 ring rows from `boundary` on; `from` and `to` may be the same.
@@ -295,26 +300,26 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
         const float total = ring_g[ring_row(slot, boundary + kGrid - 1) * nv + head];
         for (int64_t j = 0; j < kGrid; ++j) {
           const int64_t place = ring_row(slot, boundary + j);
-          load_f32(row_address(view.ring_u, place * nv + head, dv), view.ring_u.dtype, dv, u + j * dv);
-          load_f32(row_address(view.ring_k, place * nk + k_head, dk), view.ring_k.dtype, dk, k + j * dk);
-          factors[j] = std::exp(total - ring_g[place * nv + head]);
+          math_.load(row_address(view.ring_u, place * nv + head, dv), view.ring_u.dtype, dv, u + j * dv);
+          math_.load(row_address(view.ring_k, place * nk + k_head, dk), view.ring_k.dtype, dk, k + j * dk);
+          factors[j] = total - ring_g[place * nv + head];
         }
+        math_.exp_minus(factors, kGrid, 0.0f);
+        for (int64_t j = 0; j < kGrid; ++j)
+          for (int64_t c = 0; c < dv; ++c) u[j * dv + c] *= factors[j];
         const float decay = std::exp(total);
-        for (int64_t c = 0; c < dv; ++c) {
-          const float* source = from + (head * dv + c) * dk;
-          float* target = to + (head * dv + c) * dk;
-          for (int64_t i = 0; i < dk; ++i) target[i] = decay * source[i];
-          for (int64_t j = 0; j < kGrid; ++j) {
-            const float factor = factors[j] * u[j * dv + c];
-            for (int64_t i = 0; i < dk; ++i) target[i] += factor * k[j * dk + i];
-          }
-        }
+        const float* source = from + head * dv * dk;
+        float* target = to + head * dv * dk;
+        for (int64_t i = 0; i < dv * dk; ++i) target[i] = decay * source[i];
+        math_.add_products(u, 1, dv, dv, k, dk, kGrid, dk, target, dk);
       }
     });
   }
 
   ops::GdnMix::Problem problem_;
   ThreadPool& pool_;
+  LinearPath path_;
+  const VectorMath& math_;
   int64_t channels_, ring_length_, window_length_;
 };
 
@@ -328,10 +333,10 @@ ops::Verdict accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTrait
   return accepts_activation(problem.activation, problem.out);
 }
 
-Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device) {
+Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device, LinearPath path) {
   CHECK(std::ssize(problem.k_head) == problem.num_v_heads);
   for (const int32_t head : problem.k_head) CHECK(head >= 0 && head < problem.num_k_heads);
-  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, pool_of(device)));
+  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, pool_of(device), path));
 }
 
 }  // namespace quern::cpu::plain

@@ -9,12 +9,12 @@ namespace {
 
 class HeadKernel final : public ops::Head::Kernel {
  public:
-  HeadKernel(const ops::Head::Problem& problem, ThreadPool& pool, LinearPath path) : problem_(problem), pool_(pool), path_(path), lm_head_(problem.lm_head, 0, path) {}
+  HeadKernel(const ops::Head::Problem& problem, ThreadPool& pool, LinearPath path) : problem_(problem), pool_(pool), path_(path), math_(vector_math(path)), lm_head_(problem.lm_head, 0, path) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return problem_.tied ? 0 : lm_head_.end_bytes(); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size<float>(problem_.hidden) + Scratch::size<float>(std::min(max_rows, kRowTile) * problem_.hidden);
+    return Scratch::size<float>(problem_.hidden) + Scratch::size<float>(std::min(max_rows, kRowTile) * row_stride(problem_.hidden));
   }
   [[nodiscard]] std::string_view table_layout() const override { return cpu::table_layout(path_); }
   void pack(const ops::LinearSource& lm_head, ops::Buffer& packed, ops::Stream&) const override {
@@ -26,27 +26,32 @@ class HeadKernel final : public ops::Head::Kernel {
                const ops::Buffer& packed, const ops::TensorView& hidden, const ops::TensorView& logits,
                ops::Launch& launch) const override {
     const LinearView lm_head = lm_head_.view(packed);
-    const int64_t width = problem_.hidden;
+    const int64_t width = problem_.hidden, stride = row_stride(width);
     Scratch scratch(launch.workspace);
     float* factors = scratch.take<float>(width);
-    float* values = scratch.take<float>(std::min<int64_t>(std::max<int64_t>(rows.num_rows, logit_rows.shape[0]), kRowTile) * width);
+    float* values = scratch.take<float>(std::min<int64_t>(std::max<int64_t>(rows.num_rows, logit_rows.shape[0]), kRowTile) * stride);
     load_norm_1p(norm, factors);
     for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
-      norm_rows(pool_, x, first, n, width, factors, problem_.eps, values, width);
-      store_f32(values, n * width, hidden.dtype, row_address(hidden, first, width));
+      norm_rows(pool_, math_, x, first, n, width, factors, problem_.eps, 1.0f, values, stride);
+      for (int64_t row = 0; row < n; ++row) math_.store(values + row * stride, width, hidden.dtype, row_address(hidden, first + row, width));
     }
     for (int64_t first = 0; first < logit_rows.shape[0]; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, logit_rows.shape[0] - first);
       for (int64_t i = 0; i < n; ++i) {
         const int32_t row = logit_rows.data<int32_t>()[first + i];
-        if (row < 0)
-          std::fill_n(values + i * width, width, 0.0f);
-        else
-          load_f32(row_address(hidden, row, width), hidden.dtype, width, values + i * width);
+        float* input = values + i * stride;
+        if (row < 0) {
+          std::fill_n(input, width, 0.0f);
+        } else {
+          math_.load(row_address(hidden, row, width), hidden.dtype, width, input);
+          math_.round(DType::kF32, input_scale(path_), input, width);
+        }
       }
       auto* out = logits.data<float>() + first * problem_.vocab_size;
-      linear(pool_, lm_head, values, n, [&](int64_t row, int64_t feature, float y) { out[row * problem_.vocab_size + feature] = y; });
+      linear(pool_, std::array{lm_head}, values, n, [&](size_t, int64_t row, int64_t feature, int64_t features, const float* y) {
+        std::copy_n(y, features, out + row * problem_.vocab_size + feature);
+      });
     }
   }
 
@@ -54,6 +59,7 @@ class HeadKernel final : public ops::Head::Kernel {
   ops::Head::Problem problem_;
   ThreadPool& pool_;
   LinearPath path_;
+  const VectorMath& math_;
   PackedLinear lm_head_;
 };
 

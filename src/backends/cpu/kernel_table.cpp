@@ -10,6 +10,8 @@ namespace quern::cpu {
 namespace {
 
 // The weights of each op that must come in whole groups of columns.
+std::vector<ops::LinearShape> linears(const ops::Attention::Problem&) { return {}; }
+std::vector<ops::LinearShape> linears(const ops::GdnMix::Problem&) { return {}; }
 std::vector<ops::LinearShape> linears(const ops::Embed::Problem& p) { return {{p.vocab_size, p.hidden, p.scheme}}; }
 std::vector<ops::LinearShape> linears(const ops::AttnIn::Problem& p) { return {p.q, p.k, p.v}; }
 std::vector<ops::LinearShape> linears(const ops::GdnIn::Problem& p) { return {p.qkv, p.z, p.b, p.a}; }
@@ -44,14 +46,12 @@ Result<std::unique_ptr<typename Op::Kernel>> make(const typename Op::Problem& pr
   return plain::make(problem, device, kPath);
 }
 
-/// Candidates of an op that multiplies with weights, best first.
+/// Candidates of an op whose kernel runs on any path, best first.
 template <class Op>
-constexpr ops::Candidate<Op> kLinear[] = {{"cpu.avx512", accepts<Op, LinearPath::kAvx512>, make<Op, LinearPath::kAvx512>},
+constexpr ops::Candidate<Op> kVector[] = {{"cpu.avx512", accepts<Op, LinearPath::kAvx512>, make<Op, LinearPath::kAvx512>},
                                           {"cpu.avx2", accepts<Op, LinearPath::kAvx2>, make<Op, LinearPath::kAvx2>},
                                           {"cpu.plain", accepts<Op, LinearPath::kPlain>, make<Op, LinearPath::kPlain>}};
 
-constexpr ops::Candidate<ops::Attention> kAttention[] = {{"cpu.plain", plain::accepts, plain::make}};
-constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::Sample> kSample[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::DraftRows> kDraftRows[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::StateCopy> kStateCopy[] = {{"cpu.plain", plain::accepts, plain::make}};
@@ -60,16 +60,16 @@ constexpr ops::Candidate<ops::Combine> kCombine[] = {{"cpu.plain", plain::accept
 }  // namespace
 
 constinit const ops::KernelTable kKernelTable{
-    .embed = kLinear<ops::Embed>,
-    .attn_in = kLinear<ops::AttnIn>,
-    .attention = kAttention,
-    .gdn_in = kLinear<ops::GdnIn>,
-    .gdn_mix = kGdnMix,
-    .out_residual = kLinear<ops::OutResidual>,
-    .mlp_in = kLinear<ops::MlpIn>,
-    .down_residual = kLinear<ops::DownResidual>,
-    .mtp_in = kLinear<ops::MtpIn>,
-    .head = kLinear<ops::Head>,
+    .embed = kVector<ops::Embed>,
+    .attn_in = kVector<ops::AttnIn>,
+    .attention = kVector<ops::Attention>,
+    .gdn_in = kVector<ops::GdnIn>,
+    .gdn_mix = kVector<ops::GdnMix>,
+    .out_residual = kVector<ops::OutResidual>,
+    .mlp_in = kVector<ops::MlpIn>,
+    .down_residual = kVector<ops::DownResidual>,
+    .mtp_in = kVector<ops::MtpIn>,
+    .head = kVector<ops::Head>,
     .sample = kSample,
     .draft_rows = kDraftRows,
     .state_copy = kStateCopy,

@@ -2,6 +2,7 @@
 #include "backends/cpu/packed_linear.h"
 #include "backends/cpu/plain.h"
 #include "backends/cpu/scratch.h"
+#include "backends/cpu/vector_math.h"
 
 namespace quern::cpu::plain {
 
@@ -10,12 +11,12 @@ namespace {
 class LinearResidualKernel final : public ops::LinearResidual::Kernel {
  public:
   LinearResidualKernel(const ops::LinearResidual::Problem& problem, ThreadPool& pool, LinearPath path)
-      : problem_(problem), pool_(pool), path_(path), weight_(problem.linear, 0, path) {}
+      : problem_(problem), pool_(pool), path_(path), math_(vector_math(path)), weight_(problem.linear, 0, path) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return weight_.end_bytes(); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size<float>(std::min(max_rows, kRowTile) * problem_.linear.in_features);
+    return Scratch::size<float>(std::min(max_rows, kRowTile) * row_stride(problem_.linear.in_features));
   }
   void pack(const ops::LinearSource& weight, ops::Buffer& packed, ops::Stream&) const override { weight_.pack(weight, packed, pool_); }
 
@@ -26,17 +27,23 @@ class LinearResidualKernel final : public ops::LinearResidual::Kernel {
     for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      float* values = scratch.take<float>(n * in_features);
-      if (in_features > 0) load_f32(row_address(in.data, first, in_features), in.data.dtype, n * in_features, values);
-      linear(pool_, weight, values, n, [&](int64_t row, int64_t feature, float y) {
-        std::byte* element = row_address(x, first + row, out_features) + static_cast<size_t>(feature) * dtype_size(x.dtype);
-        y = round_to(x.dtype, y);
-        if (problem_.add_residual) {
-          float residual = 0;
-          load_f32(element, x.dtype, 1, &residual);
-          y += residual;
+      const int64_t stride = row_stride(in_features);
+      float* values = scratch.take<float>(n * stride);
+      pool_.parallel_for(n, in_features / 4, [&](int64_t begin, int64_t end, int) {
+        for (int64_t row = begin; row < end; ++row) {
+          if (in_features > 0) math_.load(row_address(in.data, first + row, in_features), in.data.dtype, in_features, values + row * stride);
+          math_.round(DType::kF32, input_scale(path_), values + row * stride, in_features);
         }
-        store_f32(&y, 1, x.dtype, element);
+      });
+      linear(pool_, std::array{weight}, values, n, [&](size_t, int64_t row, int64_t feature, int64_t features, float* y) {
+        std::byte* place = element_address(x, first + row, out_features, feature);
+        math_.round(x.dtype, 1.0f, y, features);
+        if (problem_.add_residual) {
+          float residual[kFeatureTile];
+          math_.load(place, x.dtype, features, residual);
+          for (int64_t i = 0; i < features; ++i) y[i] += residual[i];
+        }
+        math_.store(y, features, x.dtype, place);
       });
     }
   }
@@ -45,6 +52,7 @@ class LinearResidualKernel final : public ops::LinearResidual::Kernel {
   ops::LinearResidual::Problem problem_;
   ThreadPool& pool_;
   LinearPath path_;
+  const VectorMath& math_;
   PackedLinear weight_;
 };
 

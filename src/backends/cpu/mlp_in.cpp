@@ -11,13 +11,12 @@ namespace {
 class MlpInKernel final : public ops::MlpIn::Kernel {
  public:
   MlpInKernel(const ops::MlpIn::Problem& problem, ThreadPool& pool, LinearPath path)
-      : problem_(problem), pool_(pool), path_(path), gate_(problem.gate, 0, path), up_(problem.up, gate_.end_bytes(), path), norm_at_(up_.end_bytes()) {}
+      : problem_(problem), pool_(pool), path_(path), math_(vector_math(path)), gate_(problem.gate, 0, path), up_(problem.up, gate_.end_bytes(), path), norm_at_(up_.end_bytes()) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    const int64_t rows = std::min(max_rows, kRowTile);
-    return Scratch::size<float>(rows * problem_.hidden) + Scratch::size<float>(rows * problem_.intermediate);
+    return Scratch::size<float>(std::min(max_rows, kRowTile) * row_stride(problem_.hidden));
   }
   void pack(const ops::MlpIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
     gate_.pack(weights.gate, packed, pool_);
@@ -34,14 +33,24 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
     for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      float* normed = scratch.take<float>(n * problem_.hidden);
-      float* gated = scratch.take<float>(n * width);
-      norm_rows(pool_, x, first, n, problem_.hidden, norm, problem_.eps, normed, problem_.hidden);
-      linear(pool_, gate, normed, n,
-             [&](int64_t row, int64_t feature, float y) { gated[row * width + feature] = round_to(dtype, silu(round_to(dtype, y))); });
-      linear(pool_, up, normed, n, [&](int64_t row, int64_t feature, float y) {
-        y = gated[row * width + feature] * round_to(dtype, y);
-        store_f32(&y, 1, dtype, row_address(out.data, first + row, width) + static_cast<size_t>(feature) * dtype_size(dtype));
+      const int64_t stride = row_stride(problem_.hidden);
+      float* normed = scratch.take<float>(n * stride);
+      norm_rows(pool_, math_, x, first, n, problem_.hidden, norm, problem_.eps, input_scale(path_), normed, stride);
+      const int64_t tile_cost = 2 * kFeatureTile * problem_.hidden * (n + 2);
+      pool_.parallel_for(ceil_div(width, kFeatureTile), tile_cost, [&](int64_t begin, int64_t end, int) {
+        alignas(64) float gates[kRowTile * kFeatureTile], values[kRowTile * kFeatureTile];
+        for (int64_t feature = begin * kFeatureTile; feature < std::min(end * kFeatureTile, width); feature += kFeatureTile) {
+          const int64_t features = std::min(kFeatureTile, width - feature);
+          multiply_tile(gate, normed, n, feature, features, gates);
+          multiply_tile(up, normed, n, feature, features, values);
+          for (int64_t row = 0; row < n; ++row) {
+            float* y = values + row * kFeatureTile;
+            math_.round(dtype, 1.0f, y, features);
+            math_.round(dtype, 1.0f, gates + row * kFeatureTile, features);
+            math_.multiply_silu(dtype, y, gates + row * kFeatureTile, features);
+            math_.store(y, features, dtype, element_address(out.data, first + row, width, feature));
+          }
+        }
       });
     }
   }
@@ -50,6 +59,7 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
   ops::MlpIn::Problem problem_;
   ThreadPool& pool_;
   LinearPath path_;
+  const VectorMath& math_;
   PackedLinear gate_, up_;
   size_t norm_at_;
 };

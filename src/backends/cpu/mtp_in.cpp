@@ -11,12 +11,12 @@ namespace {
 class MtpInKernel final : public ops::MtpIn::Kernel {
  public:
   MtpInKernel(const ops::MtpIn::Problem& problem, ThreadPool& pool, LinearPath path)
-      : problem_(problem), pool_(pool), path_(path), fc_(problem.fc, 0, path), norms_at_(fc_.end_bytes()) {}
+      : problem_(problem), pool_(pool), path_(path), math_(vector_math(path)), fc_(problem.fc, 0, path), norms_at_(fc_.end_bytes()) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return norms_at_ + static_cast<size_t>(2 * problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size<float>(std::min(max_rows, kRowTile) * 2 * problem_.hidden);
+    return Scratch::size<float>(std::min(max_rows, kRowTile) * row_stride(2 * problem_.hidden));
   }
   void pack(const ops::MtpIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
     fc_.pack(weights.fc, packed, pool_);
@@ -33,11 +33,12 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
     for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      float* both = scratch.take<float>(n * 2 * width);
-      norm_rows(pool_, embedding, first, n, width, norms, problem_.eps, both, 2 * width);
-      norm_rows(pool_, hidden, first, n, width, norms + width, problem_.eps, both + width, 2 * width);
-      linear(pool_, fc, both, n, [&](int64_t row, int64_t feature, float y) {
-        store_f32(&y, 1, x.dtype, row_address(x, first + row, width) + static_cast<size_t>(feature) * dtype_size(x.dtype));
+      const int64_t stride = row_stride(2 * width);
+      float* both = scratch.take<float>(n * stride);
+      norm_rows(pool_, math_, embedding, first, n, width, norms, problem_.eps, input_scale(path_), both, stride);
+      norm_rows(pool_, math_, hidden, first, n, width, norms + width, problem_.eps, input_scale(path_), both + width, stride);
+      linear(pool_, std::array{fc}, both, n, [&](size_t, int64_t row, int64_t feature, int64_t features, const float* y) {
+        math_.store(y, features, x.dtype, element_address(x, first + row, width, feature));
       });
     }
   }
@@ -46,6 +47,7 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
   ops::MtpIn::Problem problem_;
   ThreadPool& pool_;
   LinearPath path_;
+  const VectorMath& math_;
   PackedLinear fc_;
   size_t norms_at_;
 };

@@ -2,6 +2,7 @@
 
 #include "backends/cpu/numeric.h"
 #include "backends/cpu/thread_pool.h"
+#include "backends/cpu/vector_math.h"
 
 namespace quern::cpu {
 
@@ -11,15 +12,15 @@ inline void load_norm_1p(const ops::TensorView& weight, float* factors) {
   for (int64_t i = 0; i < weight.shape.num_elements(); ++i) factors[i] += 1.0f;
 }
 
-/// out[row * stride] = RMSNorm1p of rows [first, first + rows) of x [., n], held in f32 but rounded to the activation dtype.
-inline void norm_rows(ThreadPool& pool, const ops::TensorView& x, int64_t first, int64_t rows, int64_t n, const float* factors, float eps,
-                      float* out, int64_t stride) {
-  pool.parallel_for(rows, 4 * n, [&](int64_t begin, int64_t end, int) {
+/// out[row * stride] = RMSNorm1p of rows [first, first + rows) of x [., n], rounded to the activation dtype and multiplied by `scale`, held in f32.
+inline void norm_rows(ThreadPool& pool, const VectorMath& math, const ops::TensorView& x, int64_t first, int64_t rows, int64_t n,
+                      const float* factors, float eps, float scale, float* out, int64_t stride) {
+  pool.parallel_for(rows, n, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       float* y = out + row * stride;
-      load_f32(row_address(x, first + row, n), x.dtype, n, y);
-      rms_norm(y, factors, n, eps, y);
-      round_to(x.dtype, y, n);
+      math.load(row_address(x, first + row, n), x.dtype, n, y);
+      math.rms_norm(y, factors, n, eps, y);
+      math.round(x.dtype, scale, y, n);
     }
   });
 }

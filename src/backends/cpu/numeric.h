@@ -72,6 +72,11 @@ inline std::byte* row_address(const ops::TensorView& view, int64_t row, int64_t 
   return view.data<std::byte>() + static_cast<size_t>(row * columns) * dtype_size(view.dtype);
 }
 
+/// Address of element `column` of such a row.
+inline std::byte* element_address(const ops::TensorView& view, int64_t row, int64_t columns, int64_t column) {
+  return row_address(view, row * columns + column, 1);
+}
+
 /// x as the activation dtype would hold it.
 inline float round_to(DType dtype, float x) { return dtype == DType::kBF16 ? round_bf16(x) : x; }
 inline void round_to(DType dtype, float* x, int64_t n) {

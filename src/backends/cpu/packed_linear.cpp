@@ -52,8 +52,8 @@ void PackedLinear::pack_tiles(const ops::LinearSource& source, std::byte* to, Th
       for (int64_t n = 0; n < std::min(kFeatureTile, shape_.out_features - tile * kFeatureTile); ++n) {
         const std::byte* row = from + (tile * kFeatureTile + n) * columns * element;
         std::byte* place = to + tile * tile_bytes;
-        if (element == 1) {  // four columns of a feature stand together four bytes apart
-          for (int64_t k = 0; k < columns; ++k) place[k / kTileGroup * kTileGroup * kFeatureTile + e4m3_place(k % kTileGroup, n)] = row[k];
+        if (element == 1) {
+          for (int64_t k = 0; k < columns; k += kTileGroup) std::memcpy(place + k * kFeatureTile + e4m3_place(0, n), row + k, kTileGroup);
         } else {
           for (int64_t k = 0; k < columns; ++k) std::memcpy(place + (k * kFeatureTile + n) * element, row + k * element, static_cast<size_t>(element));
         }
@@ -124,8 +124,8 @@ void multiply_fma_tile(const LinearView& weight, const float* x, int64_t rows, i
   alignas(64) float scales[kFeatureTile];
   const FmaTile tile(weight, first / kFeatureTile, scales);
   std::fill_n(y, rows * kFeatureTile, 0.0f);
-  if (weight.path == LinearPath::kAvx512) multiply_tile_avx512(tile, x, weight.in_features, rows, y);
-  else multiply_tile_avx2(tile, x, weight.in_features, rows, y);
+  if (weight.path == LinearPath::kAvx512) multiply_tile_avx512(tile, x, row_stride(weight.in_features), rows, y);
+  else multiply_tile_avx2(tile, x, row_stride(weight.in_features), rows, y);
   if (weight.scheme == WeightScheme::kFp8Channel || weight.scheme == WeightScheme::kFp8Tensor) {
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t n = 0; n < features; ++n) y[row * kFeatureTile + n] *= weight.scale[weight.scheme == WeightScheme::kFp8Channel ? first + n : 0];
@@ -151,7 +151,7 @@ void multiply_tile(const LinearView& weight, const float* x, int64_t rows, int64
       const float scale = per_block ? weight.block_scale(feature, begin) : 1.0f;
       for (int64_t row = 0; row < rows; ++row) {
         float partial[kLanes] = {};
-        accumulate_dot(block, x + row * columns + begin, end - begin, partial);
+        accumulate_dot(block, x + row * row_stride(columns) + begin, end - begin, partial);
         float* total = totals + row * kLanes;
         for (int64_t l = 0; l < kLanes; ++l) total[l] += scale * partial[l];
       }

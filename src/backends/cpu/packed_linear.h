@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 
 #include "backends/cpu/thread_pool.h"
@@ -14,6 +15,13 @@ inline constexpr int64_t kRowTile = 64;
 /// Which code multiplies, and so in which order weights are packed. kPlain keeps the rows as stored; the others share the tiles and the arithmetic of
 /// fma_tile.h.
 enum class LinearPath : uint8_t { kPlain, kAvx2, kAvx512 };
+
+/// What rows are multiplied with before a linear layer takes them (fma_tile.h).
+inline constexpr float kInputScale = 0x1p60f;
+constexpr float input_scale(LinearPath path) { return path == LinearPath::kPlain ? 1.0f : kInputScale; }
+/// Elements from one row to the next in the scratch memory of such rows: aligned, and no multiple of 4 KiB, which would put the same columns of all
+/// rows into one set of the first-level cache.
+constexpr int64_t row_stride(int64_t in_features) { return (in_features + 15) / 16 * 16 + 16; }
 
 /// The tied embedding table is read by `embed` and `head`: both must know its order.
 constexpr std::string_view table_layout(LinearPath path) { return path == LinearPath::kPlain ? "rows" : "cpu.tile16"; }
@@ -58,23 +66,27 @@ void decode_row(const LinearView& weight, int64_t row, int64_t begin, int64_t en
 
 inline constexpr int64_t kFeatureTile = 16;
 
-/// y[row * kFeatureTile + n] = sum_k W[first + n, k] x[row, k] for `features` <= 16 features and `rows` <= kRowTile rows; x f32 [rows, in].
+/// y[row * kFeatureTile + n] = sum_k W[first + n, k] x[row, k] for `features` <= 16 features and `rows` <= kRowTile rows; x f32 times
+/// input_scale(path), a row every row_stride(in) elements; y aligned to 64 bytes.
 /// On the plain path: partial sums over the 128 columns of a scale block in 16 lanes, scaled and added in order of the blocks, per lane; then the lanes.
 /// On the others: fma_tile.h. The arithmetic of a row knows nothing of other rows.
 void multiply_tile(const LinearView& weight, const float* x, int64_t rows, int64_t first, int64_t features, float* y);
 
-/// store(row, feature, value) for every row and output feature of W x, on the pool's threads, each pair once.
-template <class Store>
-void linear(ThreadPool& pool, const LinearView& weight, const float* x, int64_t rows, const Store& store) {
-  const int64_t tile_cost = kFeatureTile * weight.in_features * (rows + 2);
-  pool.parallel_for((weight.out_features + kFeatureTile - 1) / kFeatureTile, tile_cost, [&](int64_t begin, int64_t end, int) {
+/// store(w, row, first, features, y) for every weight w, row and tile: y holds the `features` output features from `first` on of W_w x; on the
+/// pool's threads, each tile once. All weights take the same inputs.
+template <size_t N, class Store>
+void linear(ThreadPool& pool, const std::array<LinearView, N>& weights, const float* x, int64_t rows, const Store& store) {
+  const auto num_tiles = [&](size_t w) { return (weights[w].out_features + kFeatureTile - 1) / kFeatureTile; };
+  int64_t all_tiles = 0;
+  for (size_t w = 0; w < N; ++w) all_tiles += num_tiles(w);
+  pool.parallel_for(all_tiles, kFeatureTile * weights[0].in_features * (rows + 2), [&](int64_t begin, int64_t end, int) {
     alignas(64) float y[kRowTile * kFeatureTile];
-    for (int64_t tile = begin; tile < end; ++tile) {
-      const int64_t first = tile * kFeatureTile, features = std::min(kFeatureTile, weight.out_features - first);
-      multiply_tile(weight, x, rows, first, features, y);
-      for (int64_t row = 0; row < rows; ++row)
-        for (int64_t n = 0; n < features; ++n) store(row, first + n, y[row * kFeatureTile + n]);
-    }
+    for (size_t w = 0; w < N; begin = std::max<int64_t>(begin - num_tiles(w), 0), end -= num_tiles(w), ++w)
+      for (int64_t tile = begin; tile < std::min(end, num_tiles(w)); ++tile) {
+        const int64_t first = tile * kFeatureTile, features = std::min(kFeatureTile, weights[w].out_features - first);
+        multiply_tile(weights[w], x, rows, first, features, y);
+        for (int64_t row = 0; row < rows; ++row) store(w, row, first, features, y + row * kFeatureTile);
+      }
   });
 }
 

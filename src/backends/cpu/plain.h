@@ -14,26 +14,27 @@ namespace quern::cpu::plain {
 #define QUERN_PLAIN(Op)                                                            \
   ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits&); \
   Result<std::unique_ptr<ops::Op::Kernel>> make(const ops::Op::Problem& problem, ops::Device& device);
-QUERN_PLAIN(Attention)
-QUERN_PLAIN(GdnMix)
 QUERN_PLAIN(Sample)
 QUERN_PLAIN(DraftRows)
 QUERN_PLAIN(StateCopy)
 QUERN_PLAIN(Combine)
 #undef QUERN_PLAIN
 
-// Ops that multiply with weights: the same kernel runs on any path (packed_linear.h); on kPlain it is cpu.plain.
-#define QUERN_LINEAR(Op)                                                            \
+// The same kernel runs on any path: its loops are those of vector_math.h, and those that multiply with weights pack them for it (packed_linear.h).
+// On kPlain it is cpu.plain.
+#define QUERN_VECTOR(Op)                                                            \
   ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits&); \
   Result<std::unique_ptr<ops::Op::Kernel>> make(const ops::Op::Problem& problem, ops::Device& device, LinearPath path);
-QUERN_LINEAR(Embed)
-QUERN_LINEAR(AttnIn)
-QUERN_LINEAR(GdnIn)
-QUERN_LINEAR(MlpIn)
-QUERN_LINEAR(LinearResidual)
-QUERN_LINEAR(MtpIn)
-QUERN_LINEAR(Head)
-#undef QUERN_LINEAR
+QUERN_VECTOR(Attention)
+QUERN_VECTOR(GdnMix)
+QUERN_VECTOR(Embed)
+QUERN_VECTOR(AttnIn)
+QUERN_VECTOR(GdnIn)
+QUERN_VECTOR(MlpIn)
+QUERN_VECTOR(LinearResidual)
+QUERN_VECTOR(MtpIn)
+QUERN_VECTOR(Head)
+#undef QUERN_VECTOR
 
 // What they share.
 
