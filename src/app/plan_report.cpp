@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
+#include <map>
+#include <set>
 
 #include "app/format.h"
 
@@ -31,6 +34,28 @@ std::string memory_table(const worker::ExecutionPlan& plan) {
 
 }  // namespace
 
+std::string chosen_kernels(const worker::ExecutionPlan& plan) {
+  std::map<std::string, std::set<std::string>> ops;  // candidate -> its ops
+  for (const worker::OpChoice& choice : plan.choices)
+    if (!choice.candidate.empty()) ops[choice.candidate].insert(choice.op);
+  size_t most = 0;
+  for (const auto& [candidate, names] : ops) most = std::max(most, names.size());
+  std::string text;
+  for (const auto& [candidate, names] : ops) {
+    text += (text.empty() ? "" : "; ") + candidate;
+    if (names.size() < most) text += fmt::format(" for {}", fmt::join(names, ", "));
+  }
+  return text;
+}
+
+std::string expected_decode(const worker::ExecutionPlan& plan) {
+  if (plan.traits.read_bandwidth <= 0) return "unknown: the device's read bandwidth is";
+  const double share = plan.expected_decode_tokens_per_second * plan.decode_bytes_per_token / plan.traits.read_bandwidth;
+  return fmt::format("{:.1f} tok/s for one sequence without speculation: {} read for a token at 1k context, {:.0f} % of {:.1f} GB/s",
+                     plan.expected_decode_tokens_per_second, format_bytes(static_cast<uint64_t>(plan.decode_bytes_per_token)), 100 * share,
+                     plan.traits.read_bandwidth / 1e9);
+}
+
 std::string plan_as_text(const worker::ExecutionPlan& plan) {
   std::string text = fmt::format("{} on {} ({})\n", plan.config.name, plan.options.device, plan.traits.name);
   auto out = std::back_inserter(text);
@@ -42,14 +67,14 @@ std::string plan_as_text(const worker::ExecutionPlan& plan) {
   text += "\n" + memory_table(plan) + "\n";
   fmt::format_to(out, "limits    {} tokens per sequence, {} sequences at once, {} tokens of KV\n", format_count(plan.limits.max_model_len),
                  plan.limits.num_slots, format_count(int64_t{plan.limits.num_blocks} * 64));
-  fmt::format_to(out, "expected  {:.1f} tok/s for one sequence without speculation: {} read for a token at 1k context, {:.0f} GB/s\n",
-                 plan.expected_decode_tokens_per_second, format_bytes(static_cast<uint64_t>(plan.decode_bytes_per_token)),
-                 plan.traits.read_bandwidth / 1e9);
+  fmt::format_to(out, "expected  {}\n", expected_decode(plan));
   for (const std::string& note : plan.notes) fmt::format_to(out, "note      {}\n", note);
   if (!plan.inventory.unknown.empty())
     fmt::format_to(out, "note      {} unknown tensors, the first is {}\n", plan.inventory.unknown.size(), plan.inventory.unknown[0]);
   if (const std::string refusals = plan.refusals(); !refusals.empty())
     fmt::format_to(out, "kernels   {}; `quern kernels` says why\n", refusals.substr(0, refusals.find('\n')));
+  else
+    fmt::format_to(out, "kernels   {}\n", chosen_kernels(plan));
   fmt::format_to(out, "verdict   {}", plan.verdict.empty() ? (plan.fits ? "fits" : "does not fit") : plan.verdict);
   return text;
 }

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "app/format.h"
+#include "app/plan_report.h"
 #include "app/progress.h"
 #include "base/log.h"
 
@@ -25,6 +26,7 @@ void log_plan(const worker::ExecutionPlan& plan) {
     if (candidates.find(choice.candidate) == std::string::npos) candidates += (candidates.empty() ? "" : ", ") + choice.candidate;
   }
   for (const auto& [op, candidates] : chosen) log_info("kernel: {:<14} {}", op, candidates);
+  log_info("decode: {}", expected_decode(plan));
   for (const std::string& note : plan.notes) log_info("{}", note);
   for (const std::string& name : plan.inventory.unknown) log_warning("unknown tensor {} is not used; --strict makes this an error", name);
 }

@@ -150,6 +150,38 @@ TEST_F(TinyReference, KernelsTellsOfEveryCandidate) {
   EXPECT_TRUE(plain_attention);
 }
 
+/// Programs started meanwhile see a processor with fewer instructions.
+class HiddenInstructions {
+ public:
+  explicit HiddenInstructions(const char* isa) { setenv("QUERN_CPU_ISA", isa, 1); }
+  ~HiddenInstructions() { unsetenv("QUERN_CPU_ISA"); }
+};
+
+TEST_F(TinyReference, RunsOnAMachineWithoutVectorInstructionsAndSaysWhy) {
+  const double nll = eval({})["nll"].get<double>();
+  for (const std::string isa : {"baseline", "avx2"}) {
+    const HiddenInstructions hidden(isa.c_str());
+    const ProgramResult kernels = run_quern({"kernels", model_, "--device", "cpu", "--json"});
+    ASSERT_EQ(kernels.exit_code, 0) << kernels.log;
+    const Result<Json> rows = parse_json(kernels.output, "stdout");
+    ASSERT_OK(rows);
+    int num_refusals = 0;
+    for (const Json& row : *rows) {
+      const std::string candidate = row["candidate"];
+      if (candidate == "cpu.plain") EXPECT_EQ(row["accepted"], true) << row.dump();
+      if (candidate != "cpu.avx512" && (candidate != "cpu.avx2" || isa == "avx2")) continue;
+      EXPECT_EQ(row["accepted"], false) << row.dump();
+      EXPECT_THAT(row["reason"].get<std::string>(), HasSubstr("QUERN_CPU_ISA")) << row.dump();
+      ++num_refusals;
+    }
+    EXPECT_GT(num_refusals, 5);
+    EXPECT_NEAR(eval({})["nll"].get<double>(), nll, 1e-3 * nll);
+    const ProgramResult forced = run_quern({"eval", model_, "--tokens", tokens_file_, "--device", "cpu", "--kernel", "attention=cpu.avx512"});
+    EXPECT_EQ(forced.exit_code, 1);
+    EXPECT_THAT(forced.log, HasSubstr("QUERN_CPU_ISA"));
+  }
+}
+
 /// A directory with the config.json of the 27B model in block FP8 and nothing else.
 class Config27B : public ::testing::Test {
  protected:

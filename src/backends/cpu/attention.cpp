@@ -41,26 +41,38 @@ class AttentionKernel final : public ops::Attention::Kernel {
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& query, const ops::TensorView& gate, const ops::KvCacheView& kv,
                int32_t first_index, const ops::Activation& out, ops::Launch& launch) const override {
+    // Items are (run, tile of its rows, kv head), in that order.
+    const auto num_items = [&](const ops::RowRun& run) { return ceil_div(num_real_rows(rows, run), kTile) * problem_.num_kv_heads; };
+    int64_t all_items = 0, cost = 0;
     for (const ops::RowRun& run : rows.runs) {
-      const int32_t* indices = rows.indices.data<int32_t>() + run.first_row;
-      const auto run_rows = std::count_if(indices, indices + run.num_rows, [](int32_t index) { return index >= 0; });  // padding stands at the end
+      const int64_t run_rows = num_real_rows(rows, run);
       if (run_rows == 0) continue;
-      const int64_t tiles = (run_rows + kTile - 1) / kTile;
-      const int32_t* block_table = rows.slots.block_tables.data<int32_t>() + run.slot * rows.slots.block_tables.shape[1];
-      const int64_t num_keys = int64_t{indices[run_rows - 1]} + 1;
-      const int64_t item_cost = 2 * std::min<int64_t>(kTile, run_rows) * max_heads_ * num_keys * problem_.head_dim;
-      pool_.parallel_for(tiles * problem_.num_kv_heads, item_cost, [&](int64_t begin, int64_t end, int thread) {
-        const TileScratch scratch = scratch_of(launch.workspace, thread);
-        for (int64_t item = begin; item < end; ++item) {
-          const int64_t tile = item / problem_.num_kv_heads, kv_head = item % problem_.num_kv_heads;
-          const int64_t row = run.first_row + tile * kTile, num_rows = std::min<int64_t>(kTile, run_rows - tile * kTile);
-          attend(rows.indices.data<int32_t>() + row, row, num_rows, kv_head, block_table, kv, first_index, query, gate, out.data, scratch);
-        }
-      });
+      all_items += num_items(run);
+      cost += 2 * run_rows * problem_.num_q_heads * problem_.head_dim * (int64_t{rows.indices.data<int32_t>()[run.first_row + run_rows - 1]} + 1);
     }
+    pool_.parallel_for(all_items, cost / std::max<int64_t>(all_items, 1), [&](int64_t begin, int64_t end, int thread) {
+      const TileScratch scratch = scratch_of(launch.workspace, thread);
+      for (const ops::RowRun& run : rows.runs) {
+        const int64_t run_rows = num_real_rows(rows, run), items = num_items(run);
+        for (int64_t item = begin; item < std::min(end, items); ++item) {
+          const int64_t tile = item / problem_.num_kv_heads, row = run.first_row + tile * kTile;
+          attend(rows.indices.data<int32_t>() + row, row, std::min(kTile, run_rows - tile * kTile), item % problem_.num_kv_heads,
+                 rows.slots.block_tables.data<int32_t>() + run.slot * rows.slots.block_tables.shape[1], kv, first_index, query, gate, out.data,
+                 scratch);
+        }
+        begin = std::max<int64_t>(begin - items, 0);
+        end -= items;
+        if (end <= 0) return;
+      }
+    });
   }
 
  private:
+  /// Rows of a run that are not padding, which stands at the end.
+  static int64_t num_real_rows(const ops::Rows& rows, const ops::RowRun& run) {
+    const int32_t* indices = rows.indices.data<int32_t>() + run.first_row;
+    return std::count_if(indices, indices + run.num_rows, [](int32_t index) { return index >= 0; });
+  }
   [[nodiscard]] int64_t max_lanes() const { return kTile * max_heads_; }
   [[nodiscard]] size_t thread_bytes() const {
     const int64_t d = problem_.head_dim, lanes = max_lanes();

@@ -1,15 +1,22 @@
 #include "backends/cpu/cpu_info.h"
 
 #include <sched.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
+#include <memory>
+#include <string_view>
 #include <thread>
-#include <vector>
 
 #include "backends/cpu/thread_pool.h"
+#include "base/check.h"
+#include "base/log.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -73,8 +80,22 @@ void detect_instructions(ops::DeviceTraits& traits) {
   traits.amx_bf16 = tiles && (d & (1u << 24)) && (d & (1u << 22)) && amx_permitted();  // AMX-TILE and AMX-BF16
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) traits.avx512_bf16 = traits.avx512 && (a & bit_AVX512BF16);
 }
+
+/// QUERN_CPU_ISA=avx2 or =baseline makes this machine one that has no more: for tests, and to compare kernels.
+void hide_instructions(ops::DeviceTraits& traits) {
+  const char* most = std::getenv("QUERN_CPU_ISA");
+  if (most == nullptr) return;
+  const std::string_view isa = most;
+  if (isa != "avx2" && isa != "baseline") {
+    log_warning("QUERN_CPU_ISA={} hides nothing: avx2 and baseline are known", isa);
+    return;
+  }
+  traits.avx512 = traits.avx512_vbmi = traits.avx512_bf16 = traits.amx_bf16 = false;
+  traits.avx2 = traits.avx2 && isa == "avx2";
+}
 #else
 void detect_instructions(ops::DeviceTraits&) {}
+void hide_instructions(ops::DeviceTraits&) {}
 #endif
 
 }  // namespace
@@ -96,26 +117,55 @@ ops::DeviceTraits host_traits() {
   traits.memory_bytes = usable_memory();
   traits.num_cores = usable_cores();
   detect_instructions(traits);
+  hide_instructions(traits);
   return traits;
 }
 
+namespace {
+
+constexpr size_t kReadPage = 64 << 10;
+
+/// Something that depends on every line of the pages [begin, end): four streams, as the prefetchers of a core follow several at once.
+uint64_t read_pages(const std::byte* memory, int64_t begin, int64_t end) {
+  constexpr size_t kLine = 64, kStreams = 4, kAhead = 16 * kLine;
+  const size_t length = static_cast<size_t>(end - begin) * kReadPage / kStreams;
+  const std::byte* first = memory + static_cast<size_t>(begin) * kReadPage;
+  uint64_t seen[kLine / sizeof(uint64_t)] = {};
+  for (size_t at = 0; at < length; at += kLine)
+    for (size_t stream = 0; stream < kStreams; ++stream) {
+      const std::byte* line = first + stream * length + at;
+      __builtin_prefetch(line + kAhead);
+      uint64_t words[kLine / sizeof(uint64_t)];
+      std::memcpy(words, line, kLine);
+      for (size_t i = 0; i < std::size(words); ++i) seen[i] |= words[i];
+    }
+  uint64_t all = 0;
+  for (const uint64_t word : seen) all |= word;
+  return all;
+}
+
+}  // namespace
+
 double measure_read_bandwidth(int num_threads) {
-  constexpr size_t kWords = (size_t{256} << 20) / sizeof(uint64_t);
-  std::vector<uint64_t> memory(kWords, 1);
-  std::vector<uint64_t> sums(static_cast<size_t>(num_threads) * 8);  // a cache line each, so that no sum is optimized away
+  constexpr size_t kBytes = size_t{256} << 20, kHugePage = size_t{2} << 20;
+  constexpr auto kPages = static_cast<int64_t>(kBytes / kReadPage);
+  const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(kHugePage, kBytes), &std::free);
+  if (memory == nullptr) return 0;
+  madvise(memory.get(), kBytes, MADV_HUGEPAGE);  // as weights lie
+  auto* bytes = static_cast<std::byte*>(memory.get());
   ThreadPool pool(num_threads);
+  pool.parallel_for(kPages, kReadPage, [&](int64_t begin, int64_t end, int) {
+    std::memset(bytes + static_cast<size_t>(begin) * kReadPage, 1, static_cast<size_t>(end - begin) * kReadPage);
+  });
+  std::atomic<uint64_t> seen{0};  // so that no reading is optimized away
   double best_seconds = 1e9;
-  for (int pass = 0; pass < 3; ++pass) {
+  for (int pass = 0; pass < 5; ++pass) {
     const auto start = std::chrono::steady_clock::now();
-    pool.parallel_for(static_cast<int64_t>(kWords / 8), 8, [&](int64_t begin, int64_t end, int thread) {
-      uint64_t sum[8] = {};
-      for (int64_t i = begin; i < end; ++i)
-        for (int64_t j = 0; j < 8; ++j) sum[j] += memory[static_cast<size_t>(i * 8 + j)];
-      for (size_t j = 0; j < 8; ++j) sums[static_cast<size_t>(thread) * 8 + j] += sum[j];
-    });
+    pool.parallel_for(kPages, kReadPage, [&](int64_t begin, int64_t end, int) { seen |= read_pages(bytes, begin, end); });
     best_seconds = std::min(best_seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
-  return static_cast<double>(kWords * sizeof(uint64_t)) / best_seconds;
+  CHECK(seen.load() != 0);
+  return static_cast<double>(kBytes) / best_seconds;
 }
 
 }  // namespace quern::cpu

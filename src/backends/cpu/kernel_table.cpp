@@ -23,8 +23,8 @@ std::vector<ops::LinearShape> linears(const ops::Head::Problem& p) { return {p.l
 ops::Verdict has_instructions(LinearPath path, const ops::DeviceTraits& traits) {
   switch (path) {
     case LinearPath::kPlain: return ops::accept();
-    case LinearPath::kAvx2: return traits.avx2 ? ops::accept() : ops::refuse("the processor has no AVX2 with FMA");
-    case LinearPath::kAvx512: return traits.avx512_vbmi ? ops::accept() : ops::refuse("the processor has no AVX-512 with VBMI");
+    case LinearPath::kAvx2: return traits.avx2 ? ops::accept() : ops::refuse("the processor has no AVX2 with FMA, or QUERN_CPU_ISA hides it");
+    case LinearPath::kAvx512: return traits.avx512 ? ops::accept() : ops::refuse("the processor has no AVX-512 (F, BW, DQ, VL), or QUERN_CPU_ISA hides it");
   }
   CHECK_UNREACHABLE();
 }

@@ -135,16 +135,23 @@ class GumbelDraw {
       bound *= bound;
       if ((1.0 - u) * bound * bound > 1.001) return;
     }
-    const float score = scaled + ops::gumbel(u);
-    if (token_ < 0 || score > best_ || (score == best_ && id < token_)) {
-      best_ = score;
-      token_ = id;
-    }
+    keep(scaled + ops::gumbel(u), id);
+  }
+  /// What another draw of the same key has found.
+  void merge(const GumbelDraw& other) {
+    if (other.token_ >= 0) keep(other.best_, other.token_);
   }
   /// -1 when nothing was offered that is allowed.
   [[nodiscard]] int32_t token() const { return token_; }
 
  private:
+  void keep(float score, int32_t id) {
+    if (token_ < 0 || score > best_ || (score == best_ && id < token_)) {
+      best_ = score;
+      token_ = id;
+    }
+  }
+
   uint64_t key_;
   float temperature_, best_ = kMasked;
   int32_t token_ = -1;
@@ -164,6 +171,7 @@ class SampleKernel final : public ops::Sample::Kernel {
     for (int thread = 0; thread < pool.num_threads(); ++thread) {
       candidates_.emplace_back(problem.vocab_size);
       most_likely_.emplace_back().reserve(ops::kMaxLogprobs);
+      draws_.emplace_back(0, 0, 1.0f);
     }
   }
 
@@ -174,10 +182,12 @@ class SampleKernel final : public ops::Sample::Kernel {
                const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::SampleOutput& out,
                ops::Launch& launch) const override {
     CHECK(workspace_bytes(0) <= launch.workspace.size_bytes());
+    if (runs.shape[0] == 1)  // the threads share the vocabulary instead
+      return sample_run(0, runs.data<ops::SampleRun>()[0], logits, masks, sampler, slots, out, launch.workspace.data<float>(), kAllThreads);
     pool_.parallel_for(runs.shape[0], 8 * problem_.vocab_size, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t i = begin; i < end; ++i) {
         auto* transformed = reinterpret_cast<float*>(launch.workspace.data<std::byte>() + static_cast<size_t>(thread) * thread_bytes());
-        sample_run(i, runs.data<ops::SampleRun>()[i], logits, masks, sampler, slots, out, transformed, static_cast<size_t>(thread));
+        sample_run(i, runs.data<ops::SampleRun>()[i], logits, masks, sampler, slots, out, transformed, thread);
       }
     });
   }
@@ -196,7 +206,10 @@ class SampleKernel final : public ops::Sample::Kernel {
 
   void sample_run(int64_t i, const ops::SampleRun& run, const ops::TensorView& logits, const ops::TensorView& masks,
                   const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::SampleOutput& out, float* transformed,
-                  size_t thread) const {
+                  int owner) const {
+    // The thread that samples the run, or all of them while it is the only run.
+    const bool alone = owner == kAllThreads;
+    const size_t thread = alone ? 0 : static_cast<size_t>(owner);
     const int64_t per_run = problem_.k_max + 1, vocab = problem_.vocab_size;
     if (run.slot < 0) {
       out.num_tokens.data<int32_t>()[i] = out.non_finite.data<int32_t>()[i] = 0;
@@ -219,7 +232,7 @@ class SampleKernel final : public ops::Sample::Kernel {
       const uint32_t* mask = run.first_mask_row < 0 ? nullptr : masks.data<uint32_t>() + (run.first_mask_row + draw) * ((vocab + 31) / 32);
       const int64_t token_index = int64_t{cursor} + (verify ? draw + 1 : run.num_rows);
       const int32_t token =
-          all_finite({raw, static_cast<size_t>(vocab)}) ? draw_token(slot, raw, mask, token_index, transformed, thread) : -1;
+          all_finite({raw, static_cast<size_t>(vocab)}) ? draw_token(slot, raw, mask, token_index, transformed, thread, alone) : -1;
       if (token < 0) {
         failed = true;
         break;
@@ -249,7 +262,8 @@ class SampleKernel final : public ops::Sample::Kernel {
   }
 
   /// -1: no token is allowed.
-  int32_t draw_token(const Slot& slot, const float* raw, const uint32_t* mask, int64_t index, float* transformed, size_t thread) const {
+  int32_t draw_token(const Slot& slot, const float* raw, const uint32_t* mask, int64_t index, float* transformed, size_t thread,
+                     bool alone) const {
     const SlotSampling& params = *slot.params;
     const auto n = static_cast<size_t>(problem_.num_tokens);
     const std::span<const float> logits{transform(slot, raw, mask, transformed), n};
@@ -262,7 +276,18 @@ class SampleKernel final : public ops::Sample::Kernel {
     if (candidates.restrict(logits, params)) {
       for (const Entry& entry : candidates.entries()) draw.offer(entry.logit, entry.id);
     } else {
-      for (size_t id = 0; id < n; ++id) draw.offer(logits[id], static_cast<int32_t>(id));
+      const auto offer = [&](GumbelDraw& to, size_t begin, size_t end) {
+        for (size_t id = begin; id < end; ++id) to.offer(logits[id], static_cast<int32_t>(id));
+      };
+      if (!alone) {
+        offer(draw, 0, n);
+      } else {
+        std::fill(draws_.begin(), draws_.end(), draw);
+        pool_.parallel_for(problem_.num_tokens, 16, [&](int64_t begin, int64_t end, int worker) {
+          offer(draws_[static_cast<size_t>(worker)], static_cast<size_t>(begin), static_cast<size_t>(end));
+        });
+        for (const GumbelDraw& part : draws_) draw.merge(part);
+      }
     }
     return draw.token();
   }
@@ -320,8 +345,11 @@ class SampleKernel final : public ops::Sample::Kernel {
     }
   }
 
+  static constexpr int kAllThreads = -1;
+
   ops::Sample::Problem problem_;
   ThreadPool& pool_;
+  mutable std::vector<GumbelDraw> draws_;                // one a thread
   mutable std::vector<CandidateSet> candidates_;         // one a thread
   mutable std::vector<std::vector<Entry>> most_likely_;  // one a thread
 };

@@ -12,7 +12,6 @@ namespace quern::cpu {
 
 namespace {
 
-constexpr int64_t kPiecesPerThread = 4;
 constexpr int64_t kMinPieceCost = 16384;  // some microseconds
 constexpr std::chrono::microseconds kSpinTime{40};
 
@@ -64,37 +63,38 @@ void ThreadPool::work(int thread, uint32_t job) {
   for (;;) {
     const auto left = static_cast<uint32_t>(ticket);
     if (static_cast<uint32_t>(ticket >> 32) != job || left == 0) return;
-    if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+    // Of a job that is over these may be the next one's: taking from it fails.
+    const uint32_t min_piece = min_piece_.load(std::memory_order_relaxed);
+    const uint32_t piece = std::min(left, std::max(min_piece, left / (2 * static_cast<uint32_t>(num_threads()))));
+    if (!ticket_.compare_exchange_weak(ticket, ticket - piece, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
     // The piece is ours, and the job cannot end before it is done: its fields stand still.
-    const uint32_t pieces = num_pieces_, piece = pieces - left;
-    const int64_t begin = n_ * piece / pieces, end = n_ * (piece + 1) / pieces;
-    function_(context_, begin, end, thread);
-    if (pieces_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) pieces_done_.notify_all();
+    const int64_t begin = n_ - left;
+    function_(context_, begin, begin + piece, thread);
+    if (items_done_.fetch_add(piece, std::memory_order_acq_rel) + piece == n_) items_done_.notify_all();
     ticket = ticket_.load(std::memory_order_acquire);
   }
 }
 
 void ThreadPool::run(int64_t n, int64_t item_cost, Function function, const void* context) {
   if (n <= 0) return;
-  const int64_t worthwhile = n * std::max<int64_t>(item_cost, 1) / kMinPieceCost;
-  const int64_t pieces = std::min({n, kPiecesPerThread * num_threads(), worthwhile});
-  if (threads_.empty() || pieces <= 1) {
+  item_cost = std::max<int64_t>(item_cost, 1);
+  if (threads_.empty() || n == 1 || n * item_cost < 2 * kMinPieceCost) {
     function(context, 0, n, 0);
     return;
   }
+  CHECK(n < int64_t{1} << 31);
   function_ = function;
   context_ = context;
   n_ = n;
-  num_pieces_ = static_cast<uint32_t>(pieces);
-  pieces_done_.store(0, std::memory_order_relaxed);
+  min_piece_.store(static_cast<uint32_t>(std::clamp<int64_t>(kMinPieceCost / item_cost, 1, n)), std::memory_order_relaxed);
+  items_done_.store(0, std::memory_order_relaxed);
   const uint32_t job = job_.load(std::memory_order_relaxed) + 1;
-  ticket_.store(uint64_t{job} << 32 | num_pieces_, std::memory_order_release);
+  ticket_.store(uint64_t{job} << 32 | static_cast<uint32_t>(n), std::memory_order_release);
   job_.store(job, std::memory_order_release);
   job_.notify_all();
   work(0, job);
-  for (uint32_t done = pieces_done_.load(std::memory_order_acquire); done != num_pieces_;
-       done = pieces_done_.load(std::memory_order_acquire))
-    wait_for_change(pieces_done_, done);
+  for (uint32_t done = items_done_.load(std::memory_order_acquire); done != n; done = items_done_.load(std::memory_order_acquire))
+    wait_for_change(items_done_, done);
 }
 
 }  // namespace quern::cpu

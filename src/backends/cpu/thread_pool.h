@@ -8,8 +8,8 @@
 namespace quern::cpu {
 
 /// Fixed threads that share index ranges with the calling thread. One caller at a time: the worker thread that owns the device.
-/// A range is cut into a few pieces per thread, and whoever is free takes the next: a thread whose core is busy elsewhere delays only the
-/// piece it holds. Kernels compute each output element whole inside one piece, so who takes which never changes bits.
+/// Whoever is free takes the next piece of the range: of what is left a share that all threads could take twice, so that first pieces are long
+/// streams and last ones short waits, and a thread whose core is busy elsewhere delays only the piece it holds. Kernels compute each output element whole inside one piece, so who takes which never changes bits.
 /// Waiting threads spin for some tens of microseconds, the gap between two kernels, then sleep. A call allocates nothing.
 class ThreadPool {
  public:
@@ -38,15 +38,15 @@ class ThreadPool {
   void work(int thread, uint32_t job);
   void worker_loop(int thread);
 
-  // The job. Written by the caller while no piece is left to take, read by whoever has taken one.
+  // The job. Written by the caller while nothing is left to take, read by whoever has taken a piece.
   Function function_ = nullptr;
   const void* context_ = nullptr;
   int64_t n_ = 0;
-  uint32_t num_pieces_ = 0;
+  std::atomic<uint32_t> min_piece_{1};  // items
 
-  // Job number in the upper half, pieces not yet taken in the lower: taking a piece of a job that is over cannot succeed.
+  // Job number in the upper half, items not yet taken in the lower: taking from a job that is over cannot succeed.
   alignas(64) std::atomic<uint64_t> ticket_{0};
-  alignas(64) std::atomic<uint32_t> pieces_done_{0};
+  alignas(64) std::atomic<uint32_t> items_done_{0};
   alignas(64) std::atomic<uint32_t> job_{0};  // what sleeping threads wait on
   std::atomic<bool> stopping_{false};
   std::vector<std::jthread> threads_;
