@@ -9,6 +9,7 @@ namespace {
 
 using ops::kGrid;
 
+constexpr int64_t kAhead = 4;  // ring rows on their way from memory while one is loaded
 constexpr int64_t kRowGroup = 8;  // rows that share a pass over the state
 
 /// A run of rows. Sequence index `index` stands in the step's rows, in the window, or before the sequence's start.
@@ -206,17 +207,31 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   /// k of the indices [begin, end) of one chunk, and u and G of a v head.
   void load_keys(const Run& run, int64_t k_head, int64_t begin, int64_t end, const ops::GdnStateView& view, const HeadScratch& s) const {
     const int64_t dk = problem_.d_k;
-    for (int64_t index = begin; index < end; ++index)
-      math_.load(row_address(view.ring_k, ring_row(run.slot, index) * problem_.num_k_heads + k_head, dk), view.ring_k.dtype, dk,
-                 s.k + (index - begin) * dk);
+    const auto place = [&](int64_t index) { return ring_row(run.slot, index) * problem_.num_k_heads + k_head; };
+    for (int64_t index = begin; index < std::min(end, begin + kAhead); ++index) prefetch_row(view.ring_k, place(index), dk);
+    for (int64_t index = begin; index < end; ++index) {
+      if (index + kAhead < end) prefetch_row(view.ring_k, place(index + kAhead), dk);
+      math_.load(row_address(view.ring_k, place(index), dk), view.ring_k.dtype, dk, s.k + (index - begin) * dk);
+    }
   }
   void load_updates(const Run& run, int64_t head, int64_t begin, int64_t end, const ops::GdnStateView& view, const HeadScratch& s) const {
     const int64_t dv = problem_.d_v;
+    const auto place = [&](int64_t index) { return ring_row(run.slot, index) * problem_.num_v_heads + head; };
+    const auto prefetch = [&](int64_t index) {
+      prefetch_row(view.ring_u, place(index), dv);
+      prefetch_row(view.ring_g, place(index), 1);
+    };
+    for (int64_t index = begin; index < std::min(end, begin + kAhead); ++index) prefetch(index);
     for (int64_t index = begin; index < end; ++index) {
-      const int64_t place = ring_row(run.slot, index) * problem_.num_v_heads + head;
-      math_.load(row_address(view.ring_u, place, dv), view.ring_u.dtype, dv, s.u + (index - begin) * dv);
-      s.log_decay[index - begin] = view.ring_g.data<float>()[place];
+      if (index + kAhead < end) prefetch(index + kAhead);
+      math_.load(row_address(view.ring_u, place(index), dv), view.ring_u.dtype, dv, s.u + (index - begin) * dv);
+      s.log_decay[index - begin] = view.ring_g.data<float>()[place(index)];
     }
+  }
+  /// Rows of a ring lie kilobytes apart: no processor foresees the next one.
+  static void prefetch_row(const ops::TensorView& ring, int64_t row, int64_t columns) {
+    const std::byte* address = row_address(ring, row, columns);
+    for (size_t line = 0; line < static_cast<size_t>(columns) * dtype_size(ring.dtype); line += 64) __builtin_prefetch(address + line);
   }
 
   /// Conv, silu and l2norm of q and k of the segment's rows; k also goes to the ring.

@@ -16,10 +16,12 @@ namespace quern::cpu {
 namespace {
 
 /// Eight f32.
-struct Avx2 {
+class Avx2 {
+ public:
   using Register = __m256;
   static constexpr int64_t kWidth = 8;
-  static constexpr int kDirectSums = 8;  // four registers are weights, the rest masks and codes
+  static constexpr int kDirectRows = 6;  // all columns of 2 rows or half of them of 6: 12 sums, 2 weights, 2 masks
+  static constexpr int kDirectSums = 8;
   static constexpr int kPanelRows = 6;   // 12 of 16 registers are sums
 
   static Register zero() { return _mm256_setzero_ps(); }
@@ -39,16 +41,27 @@ struct Avx2 {
       return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
     }
   }
-  /// Four columns of 8 features, each value times 2^-120: two codes at a time become the halves of bf16 pairs, which then part.
-  static void decode_e4m3(const std::byte* codes, Register (&w)[4]) {
-    const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0x87f0)), upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  /// Four columns of 8 features, or the even (First 0) or odd ones (1), each value times 2^-120: two codes at a time become the halves of bf16 pairs,
+  /// which then part.
+  template <int First, int C>
+  static void decode_e4m3(const std::byte* codes, Register (&w)[C]) {
     const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
-    const __m256i odd = _mm256_and_si256(_mm256_srai_epi16(all, 4), mask);
-    const __m256i even = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(all, 8), 4), mask);
-    w[0] = _mm256_castsi256_ps(_mm256_slli_epi32(even, 16));
-    w[1] = _mm256_castsi256_ps(_mm256_slli_epi32(odd, 16));
-    w[2] = _mm256_castsi256_ps(_mm256_and_si256(even, upper));
-    w[3] = _mm256_castsi256_ps(_mm256_and_si256(odd, upper));
+    if constexpr (C == 4) {
+      part(pairs(_mm256_slli_epi16(all, 8)), w[0], w[2]);
+      part(pairs(all), w[1], w[3]);
+    } else {
+      part(pairs(First == 0 ? _mm256_slli_epi16(all, 8) : all), w[0], w[1]);
+    }
+  }
+
+ private:
+  /// bf16 values of the codes in the upper bytes.
+  static __m256i pairs(__m256i codes) {
+    return _mm256_and_si256(_mm256_srai_epi16(codes, 4), _mm256_set1_epi16(static_cast<int16_t>(0x87f0)));
+  }
+  static void part(__m256i pairs, Register& first, Register& second) {
+    first = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    second = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
   }
 };
 

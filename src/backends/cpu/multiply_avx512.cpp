@@ -15,10 +15,12 @@ namespace quern::cpu {
 namespace {
 
 /// Sixteen f32.
-struct Avx512 {
+class Avx512 {
+ public:
   using Register = __m512;
   static constexpr int64_t kWidth = 16;
-  static constexpr int kDirectSums = 16;
+  static constexpr int kDirectRows = 6;  // 24 sums, 4 weights, 2 masks
+  static constexpr int kDirectSums = 24;
   static constexpr int kPanelRows = 12;
 
   static Register zero() { return _mm512_setzero_ps(); }
@@ -38,16 +40,27 @@ struct Avx512 {
       return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
     }
   }
-  /// Four columns of 16 features, each value times 2^-120: two codes at a time become the halves of bf16 pairs, which then part.
-  static void decode_e4m3(const std::byte* codes, Register (&w)[4]) {
-    const __m512i mask = _mm512_set1_epi16(static_cast<int16_t>(0x87f0)), upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  /// Four columns of 16 features, or the even (First 0) or odd ones (1), each value times 2^-120: two codes at a time become the halves of bf16 pairs,
+  /// which then part.
+  template <int First, int C>
+  static void decode_e4m3(const std::byte* codes, Register (&w)[C]) {
     const __m512i all = _mm512_loadu_si512(codes);
-    const __m512i odd = _mm512_and_si512(_mm512_srai_epi16(all, 4), mask);
-    const __m512i even = _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(all, 8), 4), mask);
-    w[0] = _mm512_castsi512_ps(_mm512_slli_epi32(even, 16));
-    w[1] = _mm512_castsi512_ps(_mm512_slli_epi32(odd, 16));
-    w[2] = _mm512_castsi512_ps(_mm512_and_si512(even, upper));
-    w[3] = _mm512_castsi512_ps(_mm512_and_si512(odd, upper));
+    if constexpr (C == 4) {
+      part(pairs(_mm512_slli_epi16(all, 8)), w[0], w[2]);
+      part(pairs(all), w[1], w[3]);
+    } else {
+      part(pairs(First == 0 ? _mm512_slli_epi16(all, 8) : all), w[0], w[1]);
+    }
+  }
+
+ private:
+  /// bf16 values of the codes in the upper bytes.
+  static __m512i pairs(__m512i codes) {
+    return _mm512_and_si512(_mm512_srai_epi16(codes, 4), _mm512_set1_epi16(static_cast<int16_t>(0x87f0)));
+  }
+  static void part(__m512i pairs, Register& first, Register& second) {
+    first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
   }
 };
 

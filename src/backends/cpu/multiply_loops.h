@@ -1,8 +1,8 @@
 // multiply_tile (fma_tile.h) for one kind of vector register. Included below a target pragma, after everything that is to stay portable: see
 // multiply_avx2.cpp. Nothing here is shared between instruction sets, since every function has Vector in its type.
 //
-// Few rows multiply weights decoded in registers. More rows share a panel of one block of columns, decoded once into the first-level cache; of a
-// panel one phase is summed at a time, which leaves all registers to rows.
+// Few rows multiply weights decoded in registers: integer units decode beside the multipliers. More rows share a panel of one block of columns, decoded
+// once into the first-level cache; of a panel one phase is summed at a time, which leaves all registers to rows.
 
 namespace quern::cpu {
 
@@ -29,18 +29,21 @@ class MultiplyLoops {
   template <DType kStored>
   static constexpr int64_t group_bytes() { return kTileGroup * kFeatureTile * static_cast<int64_t>(dtype_size(kStored)); }
 
-  /// Weights of a group's four columns, `piece` of the tile.
   template <DType kStored>
-  static void decode(const std::byte* group, int piece, Register (&w)[4]) {
+  static void prefetch(const std::byte* group) {
+    for (int64_t line = 0; line < group_bytes<kStored>(); line += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(group) + kPrefetchBytes + line, _MM_HINT_T0);
+  }
+  /// Weights of the columns First, First + 4 / C, ... of a group, `piece` of the tile: all four, or the two even or odd ones.
+  template <DType kStored, int First, int C>
+  static void decode(const std::byte* group, int piece, Register (&w)[C]) {
     if constexpr (kStored == DType::kE4M3) {
-      Vector::decode_e4m3(group + piece * kWidth * kTileGroup, w);
+      Vector::template decode_e4m3<First>(group + piece * kWidth * kTileGroup, w);
     } else {
       constexpr auto kElement = static_cast<int64_t>(dtype_size(kStored));
-      for (int j = 0; j < 4; ++j) w[j] = Vector::template load<kStored>(group + (j * kFeatureTile + piece * kWidth) * kElement);
+      for (int i = 0; i < C; ++i) w[i] = Vector::template load<kStored>(group + ((First + i * 4 / C) * kFeatureTile + piece * kWidth) * kElement);
     }
   }
-  static Register sum_phases(const Register (&phase)[4]) { return Vector::add(Vector::add(phase[0], phase[1]), Vector::add(phase[2], phase[3])); }
-
   /// totals += scale * sum of one block for a piece of the tile.
   static void add_block(const FmaTile::Block& block, int piece, Register sum, float* totals) {
     const Register scale = block.mixed_scales != nullptr ? Vector::load_f32(block.mixed_scales + piece * kWidth) : Vector::broadcast(block.scale);
@@ -48,38 +51,49 @@ class MultiplyLoops {
     Vector::store(total, Vector::fma(scale, sum, Vector::load_f32(total)));
   }
 
-  /// R rows, weights decoded in registers, P pieces of the tile at a time.
-  template <DType kStored, int R, int P>
+  /// Sums over one block of R rows and C columns of each group.
+  template <DType kStored, int R, int First, int C>
+  static void sum_columns(const FmaTile::Block& block, int piece, const float* x, int64_t stride, Register (&sum)[R][C]) {
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < C; ++i) sum[r][i] = Vector::zero();
+    x += block.begin + First;
+    const std::byte* group = block.weight;
+    for (int64_t g = 0; g < block.groups; ++g, x += kTileGroup, group += group_bytes<kStored>()) {
+      if (First == 0 && piece == 0) prefetch<kStored>(group);
+      Register w[C];
+      decode<kStored, First>(group, piece, w);
+      for (int r = 0; r < R; ++r)
+        for (int i = 0; i < C; ++i) sum[r][i] = Vector::fma(w[i], Vector::broadcast(x[r * stride + i * 4 / C]), sum[r][i]);
+    }
+  }
+  /// R rows, weights decoded in registers: a piece of the tile after the other, and where the sums of R rows fill the registers even columns
+  /// after odd ones, which costs no decoding.
+  template <DType kStored, int R>
   static void direct_rows(const FmaTile& tile, const float* x, int64_t stride, float* totals) {
     for (int64_t b = 0; b < tile.num_blocks(); ++b) {
       const FmaTile::Block block = tile.block(b);
-      for (int piece = 0; piece < kPieces; piece += P) {
-        Register phase[P][R][4];
-        for (auto& pieces : phase)
-          for (auto& row : pieces)
-            for (Register& p : row) p = Vector::zero();
-        const float* inputs = x + block.begin;
-        for (int64_t g = 0; g < block.groups; ++g, inputs += kTileGroup) {
-          const std::byte* group = block.weight + g * group_bytes<kStored>();
-          if (piece == 0)
-            for (int64_t line = 0; line < group_bytes<kStored>(); line += 64)
-              _mm_prefetch(reinterpret_cast<const char*>(group) + kPrefetchBytes + line, _MM_HINT_T0);
-          for (int p = 0; p < P; ++p) {
-            Register w[4];
-            decode<kStored>(group, piece + p, w);
-            for (int r = 0; r < R; ++r)
-              for (int j = 0; j < 4; ++j) phase[p][r][j] = Vector::fma(w[j], Vector::broadcast(inputs[r * stride + j]), phase[p][r][j]);
-          }
+      for (int piece = 0; piece < kPieces; ++piece) {
+        if constexpr (R * 4 <= Vector::kDirectSums) {
+          Register sum[R][4];
+          sum_columns<kStored, R, 0>(block, piece, x, stride, sum);
+          for (int r = 0; r < R; ++r)
+            add_block(block, piece, Vector::add(Vector::add(sum[r][0], sum[r][1]), Vector::add(sum[r][2], sum[r][3])), totals + r * kFeatureTile);
+        } else {
+          Register even[R][2], odd[R][2];
+          sum_columns<kStored, R, 0>(block, piece, x, stride, even);
+          sum_columns<kStored, R, 1>(block, piece, x, stride, odd);
+          for (int r = 0; r < R; ++r)
+            add_block(block, piece, Vector::add(Vector::add(even[r][0], odd[r][0]), Vector::add(even[r][1], odd[r][1])), totals + r * kFeatureTile);
         }
-        for (int p = 0; p < P; ++p)
-          for (int r = 0; r < R; ++r) add_block(block, piece + p, sum_phases(phase[p][r]), totals + r * kFeatureTile);
       }
     }
   }
+
+  /// All rows at once; there are at most R.
   template <DType kStored, int R>
-  static void direct(const FmaTile& tile, const float* x, int64_t stride, float* totals) {
-    constexpr int kFit = kPieces * R * 4 <= Vector::kDirectSums ? kPieces : 1;
-    direct_rows<kStored, R, kFit>(tile, x, stride, totals);
+  static void direct(const FmaTile& tile, const float* x, int64_t stride, int64_t rows, float* totals) {
+    if (rows == R) return direct_rows<kStored, R>(tile, x, stride, totals);
+    if constexpr (R > 1) direct<kStored, R - 1>(tile, x, stride, rows, totals);
   }
 
   /// R rows and all pieces of one phase of a panel. A panel is [4 phases][groups][16].
@@ -100,6 +114,9 @@ class MultiplyLoops {
   static void panel_rows(const float* panel, const FmaTile::Block& block, const float* x, int64_t stride, float* totals) {
     alignas(64) float first[2][R * kFeatureTile];  // of phases 0 and 1, and of 2 and 3
     for (int phase = 0; phase < 4; ++phase) {
+      for (int r = 0; r < R; ++r)  // a quarter of the block's columns of the next rows, which lie in the second-level cache
+        for (int64_t column = 0; column < ops::kScaleBlock / 4; column += 16)
+          _mm_prefetch(reinterpret_cast<const char*>(x + (R + r) * stride + phase * ops::kScaleBlock / 4 + column), _MM_HINT_T0);
       Register sum[R][kPieces];
       sum_phase<R>(panel + phase * block.groups * kFeatureTile, x + phase, stride, block.groups, sum);
       float* pair = first[phase / 2];
@@ -127,22 +144,16 @@ class MultiplyLoops {
 
   template <DType kStored>
   static void multiply_stored(const FmaTile& tile, const float* x, int64_t stride, int64_t rows, float* totals) {
-    if (rows == 1) return direct<kStored, 1>(tile, x, stride, totals);
-    if (rows == 2) return direct<kStored, 2>(tile, x, stride, totals);
-    if constexpr (Vector::kDirectSums >= 16) {
-      if (rows == 3) return direct<kStored, 3>(tile, x, stride, totals);
-      if (rows == 4) return direct<kStored, 4>(tile, x, stride, totals);
-    }
+    if (rows <= Vector::kDirectRows) return direct<kStored, Vector::kDirectRows>(tile, x, stride, rows, totals);
     alignas(64) float panel[ops::kScaleBlock * kFeatureTile];
     for (int64_t b = 0; b < tile.num_blocks(); ++b) {
       const FmaTile::Block block = tile.block(b);
       for (int64_t g = 0; g < block.groups; ++g) {
         const std::byte* group = block.weight + g * group_bytes<kStored>();
-        for (int64_t line = 0; line < group_bytes<kStored>(); line += 64)
-          _mm_prefetch(reinterpret_cast<const char*>(group) + kPrefetchBytes + line, _MM_HINT_T0);
+        prefetch<kStored>(group);
         for (int piece = 0; piece < kPieces; ++piece) {
           Register w[4];
-          decode<kStored>(group, piece, w);
+          decode<kStored, 0>(group, piece, w);
           for (int j = 0; j < 4; ++j) Vector::store(panel + (j * block.groups + g) * kFeatureTile + piece * kWidth, w[j]);
         }
       }
