@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "weights/runtime_fp8.h"
+#include "weights/encode_fp8.h"
 #include "weights/slices.h"
 #include "weights/staging.h"
 #include "weights/stored_values.h"

@@ -10,8 +10,8 @@
 #include "base/hash.h"
 #include "support/test_support.h"
 #include "weights/dummy.h"
+#include "weights/encode_fp8.h"
 #include "weights/made_checkpoint.h"
-#include "weights/runtime_fp8.h"
 #include "weights/stored_values.h"
 #include "weights/synthetic.h"
 
