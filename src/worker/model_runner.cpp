@@ -247,7 +247,7 @@ void ModelRunner::make_rows(const StepPlan& plan) {
   sample_runs_.clear();
   logit_rows_.clear();
   groups_.assign(1, {});
-  rows_per_run_ = stream_->can_record() ? rows_for_replay(plan, plan_.limits.k_max) : 0;
+  rows_per_run_ = stream_->can_record() && ranges_ == nullptr ? rows_for_replay(plan, plan_.limits.k_max) : 0;
   const int32_t num_runs = rows_per_run_ > 0 ? std::min(runs_for_replay(static_cast<int32_t>(plan.runs.size())), plan_.limits.num_slots)
                                              : static_cast<int32_t>(plan.runs.size());
   int32_t num_rows = 0, num_mask_rows = 0;
@@ -354,7 +354,7 @@ Result<void> ModelRunner::enqueue_step(const StepPlan& plan, const std::function
   model_.embed.kernel->enqueue(rows_, *model_.embed.packed, x, go);
   size_t gdn_index = 0, kv_index = 0;
   for (const LoadedLayer& l : model_.layers) {
-    layer(l, rows_, x, gdn_index, kv_index, 0);
+    layer(l, rows_, x, gdn_index, kv_index, 0, ranges_, gdn_index + kv_index);
     ++(l.gdn ? gdn_index : kv_index);
   }
   if (std::any_of(plan.runs.begin(), plan.runs.end(), exports)) RETURN_IF_ERROR(export_logits(plan));
@@ -362,24 +362,31 @@ Result<void> ModelRunner::enqueue_step(const StepPlan& plan, const std::function
   return draft(plan);
 }
 
-void ModelRunner::layer(const LoadedLayer& l, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index) {
+void ModelRunner::layer(const LoadedLayer& l, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index,
+                        ActivationRanges* ranges, size_t index) {
   ops::Launch go = launch();
   const int64_t n = rows.num_rows;
+  if (ranges != nullptr) ranges->see_mixer_in(index, x, *stream_);
   if (l.attention) {
     const ops::TensorView query = step_.query(n), gate = step_.gate(n);
     const ops::Activation out = step_.attention_out(n);
     l.attention->in.kernel->enqueue(rows, x, *l.attention->in.packed, query, gate, memory_.kv[kv_index], go);
     l.attention->attention.kernel->enqueue(rows, query, gate, memory_.kv[kv_index], first_index, out, go);
+    if (ranges != nullptr) ranges->see_kv(index, memory_.kv[kv_index], *stream_);
+    if (ranges != nullptr) ranges->see_mixer_out(index, out.data, *stream_);
     l.out.kernel->enqueue(rows, out, *l.out.packed, x, go);
   } else {
     const ops::GdnInputs inputs = step_.gdn_inputs(n);
     const ops::Activation out = step_.gdn_out(n);
     l.gdn->in.kernel->enqueue(rows, x, *l.gdn->in.packed, inputs, go);
     l.gdn->mix.kernel->enqueue(rows, inputs, *l.gdn->mix.packed, memory_.gdn[gdn_index], out, go);
+    if (ranges != nullptr) ranges->see_mixer_out(index, out.data, *stream_);
     l.out.kernel->enqueue(rows, out, *l.out.packed, x, go);
   }
   const ops::Activation mlp = step_.mlp(n);
+  if (ranges != nullptr) ranges->see_mlp_in(index, x, *stream_);
   l.mlp_in.kernel->enqueue(rows, x, *l.mlp_in.packed, mlp, go);
+  if (ranges != nullptr) ranges->see_mlp_mid(index, mlp.data, *stream_);
   l.mlp_down.kernel->enqueue(rows, mlp, *l.mlp_down.packed, x, go);
 }
 
@@ -480,7 +487,7 @@ Result<void> ModelRunner::draft(const StepPlan& plan) {
     const ops::TensorView embedding = step_.draft_embedding.first(rows.num_rows), x = step_.x.first(rows.num_rows), hidden = step_.hidden.first(rows.num_rows);
     model_.embed.kernel->enqueue_lookup(rows.tokens, *model_.embed.packed, embedding, go);
     mtp.in.kernel->enqueue(rows, embedding, input, *mtp.in.packed, x, go);
-    layer(mtp.layer, rows, x, 0, memory_.kv.size() - 1, 1);
+    layer(mtp.layer, rows, x, 0, memory_.kv.size() - 1, 1, nullptr, 0);
     if (pass == draft_depth_) return {};  // depth 0: nothing is proposed
     for (int64_t first = 0; first < num_runs(); first += plan_.limits.max_logit_rows) {
       const int64_t count = std::min<int64_t>(plan_.limits.max_logit_rows, num_runs() - first);

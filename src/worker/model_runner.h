@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "worker/activation_ranges.h"
 #include "worker/loaded_model.h"
 #include "worker/sequence_memory.h"
 #include "worker/start.h"
@@ -22,6 +23,9 @@ class ModelRunner {
   /// Loads the model of `plan` onto `device`, which must outlive the runner.
   static Result<std::unique_ptr<ModelRunner>> create(const ExecutionPlan& plan, weights::WeightSource& source, const ops::KernelTable& table,
                                                      const ops::SelectionRules& rules, ops::Device& device, const LoadProgress& progress);
+
+  /// Steps add what they see to `ranges`, which outlives the runner. Slow: every op is waited for.
+  void observe(ActivationRanges& ranges) { ranges_ = &ranges; }
 
   /// A step that was enqueued.
   struct InFlight {
@@ -72,7 +76,8 @@ class ModelRunner {
   void write_inputs(const StepPlan& plan);
   Result<void> compute(const StepPlan& plan, const std::function<StepMasks()>& masks);
   Result<void> enqueue_step(const StepPlan& plan, const std::function<StepMasks()>& masks);
-  void layer(const LoadedLayer& layer, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index);
+  void layer(const LoadedLayer& layer, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index,
+             ActivationRanges* ranges, size_t index);
   Result<void> export_logits(const StepPlan& plan);
   void sample(const StepPlan& plan, const std::function<StepMasks()>& masks);
   ops::TensorView upload_masks(const SampleGroup& group, const StepMasks& masks);
@@ -97,6 +102,7 @@ class ModelRunner {
   ExecutionPlan plan_;
   std::unique_ptr<ops::Stream> stream_;
   std::unique_ptr<KernelCache> kernels_;
+  ActivationRanges* ranges_ = nullptr;
   LoadedModel model_;
   SequenceMemory memory_;
   StepMemory step_;

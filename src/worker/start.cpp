@@ -8,7 +8,7 @@
 
 namespace quern::worker {
 
-Result<std::unique_ptr<WorkerGroup>> start_workers(const ExecutionPlan& plan, const LoadProgress& progress) {
+Result<std::unique_ptr<WorkerGroup>> start_workers(const ExecutionPlan& plan, const LoadProgress& progress, ActivationRanges* ranges) {
   if (const std::string refusals = plan.refusals(); !refusals.empty()) return make_error(ErrorCode::kUnsupported, "{}", refusals);
   if (!plan.fits) return make_error(ErrorCode::kResourceExhausted, "{} {}", plan.config.name, plan.verdict);
 
@@ -24,6 +24,11 @@ Result<std::unique_ptr<WorkerGroup>> start_workers(const ExecutionPlan& plan, co
 
   ASSIGN_OR_RETURN(const auto source, weights::open_weights(plan.options.model_dir, plan.config, plan.options.load));
   ASSIGN_OR_RETURN(auto runner, ModelRunner::create(plan, *source, table, rules, *device, progress));
+  if (ranges != nullptr) {
+    ASSIGN_OR_RETURN(const auto stream, device->make_stream());
+    RETURN_IF_ERROR(ranges->prepare(plan, *source, *device, *stream));
+    runner->observe(*ranges);
+  }
   log_info("{} loaded on {}: {:.2f} GiB of device memory, {:.2f} GiB planned", plan.config.name, device->traits().name,
            static_cast<double>(device->allocated_bytes()) / (1ull << 30), static_cast<double>(plan.memory.total_bytes()) / (1ull << 30));
   return std::unique_ptr<WorkerGroup>(std::make_unique<DeviceWorker>(plan.limits, std::move(device), std::move(runner)));
