@@ -142,15 +142,15 @@ Result<std::string> run_parser(const Command& command, std::vector<std::string> 
   app.get_formatter()->label("REQUIRED", "");
   app.set_help_flag("-h,--help", "Print this help and exit");
   std::optional<Error> failure;
-  if (!command.positional.empty()) {
-    CLI::Option* positional = app.add_option(command.positional, CLI::callback_t([&](const CLI::results_t& values) {
-                                               if (Result<void> done = command.set_positional(values.back()); !done)
-                                                 failure = done.error().with_context(command.positional);
-                                               return true;
-                                             }),
-                                             "");
-    positional->expected(1)->type_name("");
-    if (command.positional_required) positional->required();
+  for (const Positional& positional : command.positionals) {
+    CLI::Option* added = app.add_option(positional.name, CLI::callback_t([&failure, &positional](const CLI::results_t& values) {
+                                          if (Result<void> done = positional.set(values.back()); !done)
+                                            failure = done.error().with_context(positional.name);
+                                          return true;
+                                        }),
+                                        "");
+    added->expected(1)->type_name("");
+    if (positional.required) added->required();
   }
   for (const OptionGroup& group : command.groups) {
     for (const Option& option : group.options) add_option(app, group, option, failure);
@@ -160,8 +160,12 @@ Result<std::string> run_parser(const Command& command, std::vector<std::string> 
     app.parse(std::move(arguments));
   } catch (const CLI::CallForHelp&) {
     return app.help();
-  } catch (const CLI::RequiredError&) {
-    return invalid_argument("{} is missing; `quern {} --help` shows how it is used", command.positional, command.name);
+  } catch (const CLI::RequiredError& missing) {
+    for (const Positional& positional : command.positionals) {
+      if (std::string_view(missing.what()).starts_with(positional.name))
+        return invalid_argument("{} is missing; `quern {} --help` shows how it is used", positional.name, command.name);
+    }
+    return invalid_argument("{}", missing.what());
   } catch (const CLI::ExtrasError& extras) {
     return invalid_argument("one argument too many: {}", extras.what());
   } catch (const CLI::ParseError& error) {

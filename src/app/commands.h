@@ -11,6 +11,7 @@ namespace quern::app {
 Command plan_command();
 Command kernels_command();
 Command eval_command();
+Command quantize_command();
 Command bench_latency_command();
 Command bench_throughput_command();
 Command bench_serve_command();

@@ -64,7 +64,7 @@ Command kernels_command() {
                   .summary = "Every kernel of every op, with the reason where it refuses (without MODEL: Qwen3.6-27B in block FP8)"};
   command.groups.push_back({"Output", {{"--json", "", "Print JSON", to_flag(options->json)}}});
   add_model_options(command, options->model);
-  command.positional_required = false;
+  command.positionals.back().required = false;
   command.run = [options] { return run_kernels(*options); };
   return command;
 }

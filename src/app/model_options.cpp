@@ -134,11 +134,13 @@ OptionGroup device_group(ModelOptions& o) {
           {"-pp,--pipeline-parallel-size", "N", "or -pp; 1: pipeline parallelism is not supported yet",
            to_parallel_size("pipeline parallelism")},
           {"--enforce-eager", "", "Launch every kernel of a step instead of replaying recorded launches (CPUs always do)", to_flag(o.worker.enforce_eager)},
-          {"--log-level", "LEVEL", "debug, info (default), warning or error", to_log_level()},
+          log_level_option(),
       }};
 }
 
 }  // namespace
+
+Option log_level_option() { return {"--log-level", "LEVEL", "debug, info (default), warning or error", to_log_level()}; }
 
 Option without_effect(ModelOptions& options, std::string name, std::string value, std::string why) {
   const std::string shown = name.substr(name.rfind(',') + 1);
@@ -152,8 +154,7 @@ Option without_effect(ModelOptions& options, std::string name, std::string value
 }
 
 void add_model_options(Command& command, ModelOptions& options) {
-  command.positional = "MODEL";
-  command.set_positional = to_path(options.worker.model_dir);
+  command.positionals.push_back({"MODEL", to_path(options.worker.model_dir)});
   command.groups.push_back(model_group(options));
   command.groups.push_back(memory_group(options));
   command.groups.push_back(device_group(options));

@@ -19,6 +19,9 @@ struct ModelOptions {
 /// MODEL, the groups "Model", "Memory and limits" and "Device" of a command. `options` must outlive the command.
 void add_model_options(Command& command, ModelOptions& options);
 
+/// --log-level, which takes effect while the command line is read.
+Option log_level_option();
+
 /// An option that is understood and changes nothing in this version; `why` is logged when it is given.
 Option without_effect(ModelOptions& options, std::string name, std::string value, std::string why);
 

@@ -33,12 +33,17 @@ struct OptionGroup {
   std::vector<Option> options;
 };
 
+/// An argument without a name in front, "MODEL".
+struct Positional {
+  std::string name;
+  Setter set;
+  bool required = true;
+};
+
 struct Command {
   std::string name;        // "serve", "bench latency"
   std::string summary;     // one line
-  std::string positional;  // "MODEL"; empty: the command takes none
-  bool positional_required = true;
-  Setter set_positional;
+  std::vector<Positional> positionals;
   std::vector<OptionGroup> groups;
   std::function<int()> run;  // after everything was set; returns an ExitCode
   std::string why_absent;    // not empty: this build lacks the command, for this reason

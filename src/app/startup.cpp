@@ -60,11 +60,11 @@ Result<void> check_runnable(const worker::ExecutionPlan& plan) {
   return {};
 }
 
-Result<std::unique_ptr<worker::WorkerGroup>> start_planned(const worker::ExecutionPlan& plan) {
+Result<std::unique_ptr<worker::WorkerGroup>> start_planned(const worker::ExecutionPlan& plan, worker::ActivationRanges* ranges) {
   RETURN_IF_ERROR(check_runnable(plan));
   log_plan(plan);
   Progress progress("loading weights", plan.memory.weights_bytes);
-  auto workers = worker::start_workers(plan, [&progress](double share) { progress.update(share); });
+  auto workers = worker::start_workers(plan, [&progress](double share) { progress.update(share); }, ranges);
   progress.finish(workers.has_value());
   return workers;
 }

@@ -1,4 +1,4 @@
-#include "app/with_server/shutdown_signals.h"
+#include "app/shutdown_signals.h"
 
 #include <pthread.h>
 #include <signal.h>
