@@ -11,7 +11,13 @@ namespace quern::cuda {
 
 namespace {
 
-namespace cg = cooperative_groups;
+#if __CUDA_ARCH__ >= 900
+__device__ void meet_cluster() { cooperative_groups::this_cluster().sync(); }
+__device__ float* at_rank(float* own, int rank) { return cooperative_groups::this_cluster().map_shared_rank(own, rank); }
+#else  // no clusters: gdn_decode_1 alone is there, and does not call these
+__device__ void meet_cluster() { __trap(); }
+__device__ float* at_rank(float* own, int) { return own; }
+#endif
 
 constexpr int kDim = 128;         // d_k and d_v
 constexpr int kAllWarps = 16;     // of a head
@@ -140,7 +146,7 @@ __device__ void fold(Shared<kCluster>& s, float4 (&state)[kColumns], int warp, i
 template <int kCluster>
 __device__ void meet() {
   if constexpr (kCluster > 1)
-    cg::this_cluster().sync();
+    meet_cluster();
   else
     __syncthreads();
 }
@@ -349,7 +355,7 @@ __device__ void decode(const GdnArgs& g) {
         for (int distance = 4; distance <= 16; distance *= 2) square += __shfl_xor_sync(kAllLanes, square, distance);
         if (lane < kCluster) {
           float* target = &s.squares[parity][r][column / kColumns];
-          if constexpr (kCluster > 1) target = cg::this_cluster().map_shared_rank(target, lane);
+          if constexpr (kCluster > 1) target = at_rank(target, lane);
           *target = square;
         }
       }

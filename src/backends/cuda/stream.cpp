@@ -66,10 +66,11 @@ Result<void> Stream::outcome() const {
 
 bool Stream::succeeded(Status status, const char* what) {
   if (status == kSuccess) return true;
+  const char* last_launch = last_launch_.load(std::memory_order_relaxed);
   if (!failed())
     fail(make_error(status == kOutOfMemory ? ErrorCode::kResourceExhausted : ErrorCode::kInternal, "{} on {} failed: {}{}", what, context_->device_name,
                         context_->driver.describe(status),
-                        last_launch_ == nullptr ? std::string() : fmt::format(" (the last kernel launched is '{}')", last_launch_)));
+                        last_launch == nullptr ? std::string() : fmt::format(" (the last kernel launched is '{}')", last_launch)));
   return false;
 }
 
@@ -97,7 +98,7 @@ void Stream::enqueue_launch(FunctionObject* function, const char* name, const La
                     context_->driver.describe(status)));
     return;
   }
-  last_launch_ = name;
+  last_launch_.store(name, std::memory_order_relaxed);
   if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "a kernel");
 }
 

@@ -132,7 +132,7 @@ class Stream final : public ops::Stream {
   std::optional<Error> error_;
   std::vector<Event> marks_;
   ops::Mark num_marks_ = 0;
-  const char* last_launch_ = nullptr;  // for messages
+  std::atomic<const char*> last_launch_ = nullptr;  // for messages, which wait() may make
   std::vector<Stage> stages_;
   size_t stage_ = 0, stage_used_ = 0;
   std::optional<PinnedMemory> download_memory_;
