@@ -146,9 +146,9 @@ Result<void> Trial::keep(std::string name, const ops::TensorView& view, double b
   return {};
 }
 
-double Trial::bound(int num_roundings, DType activation, std::initializer_list<ops::WeightScheme> schemes) const {
+double Trial::bound(int num_roundings, DType activation, std::initializer_list<ops::WeightScheme> schemes, int num_quantizations) const {
   const bool quantizes = device_.traits().fp8_matrix && std::any_of(schemes.begin(), schemes.end(), ops::is_fp8);
-  return num_roundings * rounding_error(activation) + (quantizes ? rounding_error(DType::kE4M3) : 0);
+  return num_roundings * rounding_error(activation) + (quantizes ? num_quantizations * rounding_error(DType::kE4M3) : 0);
 }
 
 namespace {

@@ -17,9 +17,8 @@
 namespace quern::cuda::sm90 {
 
 constexpr int kConsumers = 256;  // two warpgroups
-constexpr int kHeld = 10;        // groups of 128 that a half-warp keeps between norm and quantisation: 4 rows of 5120
-/// The warp that copies is one of a warpgroup of its own where the others need its registers.
-constexpr int threads(int columns) { return columns > 64 ? kConsumers + 128 : kConsumers + 32; }
+constexpr int kHelpers = 96;     // resident mode: three warps for side rows
+constexpr int kThreads = kConsumers + 32 + kHelpers;  // the ninth warp copies; the others also leave it their registers
 
 // ---- which tiles a block multiplies ----
 
@@ -120,7 +119,7 @@ struct Layout {
       barrier_init(empty(stage), kConsumers / 32);
     }
     barrier_init(norm_full(), 1);
-    barrier_init(norm_empty(), kConsumers / 32);
+    barrier_init(norm_empty(), (kConsumers + kHelpers) / 32);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
 };
@@ -158,89 +157,135 @@ __device__ __forceinline__ void consumer_barrier() { named_barrier<1, kConsumers
 /// Blocks of K in the order in which this thread block meets them.
 __device__ __forceinline__ int resident_slot(int k, int first, int k_blocks) { return k >= first ? k - first : k - first + k_blocks; }
 
-template <class At>
-__device__ __forceinline__ void fill_resident(const ChainArgs& args, const LinearPhase& phase, const At& at, int first_block, int blocks, uint32_t norm_parity,
-                                              const auto& wait_for_input) {
-  const int half = threadIdx.x >> 4, l = threadIdx.x & 15;
-  const int log = args.rows > 4 ? 3 : args.rows > 2 ? 2 : args.rows - 1;  // rows rounded up to 1, 2, 4 or 8
-  const int row = half & ((1 << log) - 1), step = 16 >> log, begin = half >> log;
-  const bool real = row < args.rows;
-  const int k_blocks = phase.k_blocks;
-  const bool has_norm = phase.norm != nullptr;
+/// The groups of 128 of every row that a half-warp takes: of `rows` rounded up to 1, 2, 4 or 8, one row each, every (16 >> log)-th block.
+struct Share {
+  int log, row, step, begin;
+  __device__ explicit Share(int rows) {
+    const int half = threadIdx.x >> 4;
+    log = rows > 4 ? 3 : rows > 2 ? 2 : rows - 1;
+    row = half & ((1 << log) - 1);
+    step = 16 >> log;
+    begin = half >> log;
+  }
+};
+
+template <int kCount, class At>
+__device__ __forceinline__ void fill_share(const ChainArgs& args, const LinearPhase& phase, const At& at, const Share& share, int first_block, int blocks,
+                                           uint32_t norm_parity) {
+  const int l = threadIdx.x & 15, k_blocks = phase.k_blocks;
+  const bool real = share.row < args.rows, has_norm = phase.norm != nullptr;
   const int count = has_norm ? k_blocks : blocks;  // to look at: all, or those that this thread block meets
-  const int rounds = (count + kHeld * step - 1) / (kHeld * step);
-  const int weight_row = blockIdx.x;
-  const bool has_side = weight_row < phase.side.num_b + phase.side.num_a;
-  float* sums = at.sums() + row * k_blocks;
-  const auto block_of = [&](int at_step) {
-    const int b = begin + at_step * step;
-    return has_norm ? b : b + first_block >= k_blocks ? b + first_block - k_blocks : b + first_block;
+  constexpr int kChunk = kCount <= 11 ? kCount : 7;  // in step
+  static_assert(kCount % kChunk == 0);
+  const auto block_at = [&](int n) {  // -1: none
+    const int i = share.begin + n * share.step;
+    return i >= count ? -1 : has_norm ? i : i + first_block >= k_blocks ? i + first_block - k_blocks : i + first_block;
   };
-  const auto is_mine = [&](int at_step) { return begin + at_step * step < count; };
-  const auto load = [&](uint4(&held)[kHeld], int round) {
+  uint4 x[kCount / kChunk][kChunk];
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int at_step = i + round * kHeld;
-      held[i] = {};
-      if (is_mine(at_step) && real) held[i] = load_row_piece(phase.in, row * phase.in_stride + block_of(at_step) * 128 + l * 8);
-    }
-  };
-  const auto load_side = [&](uint4(&side)[kHeld], int round) {
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i)
-      if (is_mine(i + round * kHeld)) side[i] = side_weight(phase.side, weight_row, block_of(i + round * kHeld), k_blocks, l);
-  };
-  uint4 held[kHeld], side[kHeld];
-  if (has_side) load_side(side, 0);  // weights: before the input is there
-  wait_for_input();
+  for (int n = 0; n < kCount; ++n) {
+    const int block = block_at(n);
+    x[n / kChunk][n % kChunk] = block >= 0 && real ? load_row_piece(phase.in, share.row * phase.in_stride + block * 128 + l * 8) : uint4{};
+  }
   float inverse = 0;
   if (has_norm) {
-    for (int round = 0; round < rounds; ++round) {
-      load(held, round);
+    float* sums = at.sums() + share.row * k_blocks;
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const int at_step = i + round * kHeld;
-        if (at_step * step >= count) continue;  // the same for the whole warp
-        const float sum = square_sum(held[i]);
-        if (l == 0 && is_mine(at_step)) sums[begin + at_step * step] = sum;
-      }
+    for (int chunk = 0; chunk < kCount / kChunk; ++chunk) {
+      float square[kChunk];
+      square_sums(x[chunk], square);
+#pragma unroll
+      for (int n = 0; n < kChunk; ++n)
+        if (const int block = block_at(chunk * kChunk + n); l == 0 && block >= 0) sums[block] = square[n];
     }
+    if (phase.side.weight != nullptr) named_arrive<4, kConsumers + kHelpers>();
     consumer_barrier();
     inverse = inverse_rms(sums, k_blocks, phase.eps);
-    consumer_barrier();
     barrier_wait(at.norm_full(), norm_parity);
   }
-  for (int round = 0; round < rounds; ++round) {
-    if (!has_norm || rounds > 1) load(held, round);
-    if (has_side && round > 0) load_side(side, round);
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int at_step = i + round * kHeld;
-      if (at_step * step >= count) continue;
-      const bool mine = is_mine(at_step);
-      const int block = mine ? block_of(at_step) : first_block;
-      uint4 x = held[i];
-      if (has_norm) {
-        const auto* factors = reinterpret_cast<const float4*>(at.norm() + block * 128 + l * 8);
-        x = normed(x, inverse, factors[0], factors[1]);
+  for (int chunk = 0; chunk < kCount / kChunk; ++chunk) {
+    if (has_norm)
+#pragma unroll
+      for (int n = 0; n < kChunk; ++n) {
+        const auto* factors = reinterpret_cast<const float4*>(at.norm() + max(block_at(chunk * kChunk + n), 0) * 128 + l * 8);
+        x[chunk][n] = normed(x[chunk][n], inverse, factors[0], factors[1]);
       }
-      if (has_side) {
-        const float sum = dot8(x, side[i]);
-        if (l == 0 && mine) sums[block] = sum;
-      }
-      float scale;
-      const uint2 bytes = quantised(x, scale);
-      const int slot = resident_slot(block, first_block, k_blocks);
-      if (mine && slot < blocks) {
-        *reinterpret_cast<uint2*>(at.resident_at(slot) + swizzled(row, l * 8)) = bytes;
-        if (l == 0) at.scales(slot)[row] = scale;
-      }
+    uint2 bytes[kChunk];
+    float scales[kChunk];
+    quantise_groups(x[chunk], bytes, scales);
+#pragma unroll
+    for (int n = 0; n < kChunk; ++n) {
+      const int block = block_at(chunk * kChunk + n), slot = resident_slot(block, first_block, k_blocks);
+      if (block < 0 || slot >= blocks) continue;
+      *reinterpret_cast<uint2*>(at.resident_at(slot) + swizzled(share.row, l * 8)) = bytes[n];
+      if (l == 0) at.scales(slot)[share.row] = scales[n];
     }
   }
+}
+
+/// Puts the rows of a phase into shared memory. No more than kMaxResidentBlocks blocks are looked at.
+template <class At>
+__device__ __forceinline__ void fill_resident(const ChainArgs& args, const LinearPhase& phase, const At& at, int first_block, int blocks, uint32_t norm_parity) {
+  const Share share(args.rows);
+  if (share.log == 0) fill_share<(kMaxResidentBlocks + 15) / 16>(args, phase, at, share, first_block, blocks, norm_parity);
+  else if (share.log == 1) fill_share<(kMaxResidentBlocks + 7) / 8>(args, phase, at, share, first_block, blocks, norm_parity);
+  else if (share.log == 2) fill_share<(kMaxResidentBlocks + 3) / 4>(args, phase, at, share, first_block, blocks, norm_parity);
+  else fill_share<(kMaxResidentBlocks + 1) / 2>(args, phase, at, share, first_block, blocks, norm_parity);
   fence_async_proxy();
-  if (has_norm && (threadIdx.x & 31) == 0) barrier_arrive(at.norm_empty());
+  if (phase.norm != nullptr && (threadIdx.x & 31) == 0) barrier_arrive(at.norm_empty());
   consumer_barrier();
-  if (has_side && threadIdx.x < args.rows) store_side(phase.side, weight_row, threadIdx.x, at.sums() + threadIdx.x * k_blocks, k_blocks);
+}
+
+/// The helpers' part of a chain: side rows, a weight row a block, while the others multiply.
+template <class At>
+__device__ __forceinline__ void help_chain(const ChainArgs& args, const At& at) {
+  constexpr int kHalves = kHelpers / 16, kCount = (kMaxResidentBlocks + kHalves - 1) / kHalves;
+  const int helper = threadIdx.x - kConsumers - 32, half = helper >> 4, l = helper & 15;
+  uint32_t norm_parity = 0;
+  for (int p = 0; p < args.num_phases; ++p) {
+    const LinearPhase& phase = args.phases[p];
+    if (phase.side.weight != nullptr) {
+      const int k_blocks = phase.k_blocks, weight_row = blockIdx.x;
+      const bool has_row = weight_row < phase.side.num_b + phase.side.num_a;
+      float* side_sums = at.sums() + 8 * k_blocks;
+      uint4 w[kCount];
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        const int block = half + n * kHalves;
+        w[n] = has_row && block < k_blocks ? side_weight(phase.side, weight_row, block, k_blocks, l) : uint4{};
+      }
+      if (p == 0) wait_for_predecessors();
+      named_barrier<4, kConsumers + kHelpers>();  // the input is there, and its square sums
+      if (has_row) {
+        barrier_wait(at.norm_full(), norm_parity);
+        for (int row = 0; row < args.rows; ++row) {
+          const float inverse = inverse_rms(at.sums() + row * k_blocks, k_blocks, phase.eps);
+          uint4 x[kCount];
+#pragma unroll
+          for (int n = 0; n < kCount; ++n) {
+            const int block = half + n * kHalves;
+            x[n] = block < k_blocks ? load_row_piece(phase.in, row * phase.in_stride + block * 128 + l * 8) : uint4{};
+          }
+#pragma unroll
+          for (int n = 0; n < kCount; ++n) {
+            const int block = half + n * kHalves;
+            const auto* factors = reinterpret_cast<const float4*>(at.norm() + min(block, k_blocks - 1) * 128 + l * 8);
+            const float sum = dot8(normed(x[n], inverse, factors[0], factors[1]), w[n]);
+            if (l == 0 && block < k_blocks) side_sums[block] = sum;
+          }
+          named_barrier<5, kHelpers>();
+          if (helper == 0) store_side(phase.side, weight_row, row, side_sums, k_blocks);
+          named_barrier<5, kHelpers>();
+        }
+      }
+      named_barrier<4, kConsumers + kHelpers>();  // the sums are free
+    }
+    if (phase.norm != nullptr) {
+      if (l == 0 && half % 2 == 0) barrier_arrive(at.norm_empty());
+      norm_parity ^= 1;
+    }
+  }
 }
 
 // ---- more rows: every block norms and quantises some, for all ----
@@ -579,17 +624,17 @@ __device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layo
   uint32_t norm_parity = 0;
   for (int p = 0; p < args.num_phases; ++p) {
     const LinearPhase& phase = args.phases[p];
-    const auto wait_for_input = [&] {
-      if (p == 0) return wait_for_predecessors();
+    DecodeWalk walk(phase);
+    if (p == 0) {
+      wait_for_predecessors();
+    } else {
       if (threadIdx.x == 0) await_arrivals(args.arrivals + p - 1, 2 * static_cast<int>(gridDim.x));
       consumer_barrier();
-    };
-    DecodeWalk walk(phase);
+    }
     if constexpr (kResident) {
-      fill_resident(args, phase, at, walk.k, resident_blocks(phase.tiles, phase.k_blocks, walk.grid), norm_parity, wait_for_input);
+      fill_resident(args, phase, at, walk.k, resident_blocks(phase.tiles, phase.k_blocks, walk.grid), norm_parity);
       if (phase.norm != nullptr) norm_parity ^= 1;
     } else {
-      wait_for_input();
       if (phase.in != nullptr) {
         quantise_share<kFp8>(args, phase, at.sums());
         fence_async_proxy_all();  // bulk copies read what was written here
@@ -612,6 +657,7 @@ __device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layo
       walk.left -= count;
       walk.next_tile();
     }
+    if (kResident && phase.side.weight != nullptr) named_barrier<4, kConsumers + kHelpers>();
     if (p + 1 < args.num_phases) {
       group_barrier(group);
       if (thread == 0) arrive(args.arrivals + p);
@@ -633,6 +679,8 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args) {
   if (threadIdx.x >= kConsumers) {
     if constexpr (kColumns > 64) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == kConsumers) copy_chain(args, at);
+    if constexpr (kResident)
+      if (threadIdx.x >= kConsumers + 32) help_chain(args, at);
   } else {
     if constexpr (kColumns > 64) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     multiply_chain(args, at);
@@ -641,19 +689,151 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args) {
 
 // ---- prompt rows ----
 
-template <int kColumns, bool kFp8>
+// Here the rows are A and the weights B, so that a thread has two rows and needs but four scales a tile.
+
+__device__ __forceinline__ uint2 bf16_four(float a, float b, float c, float d) { return {bf16_pair(a, b), bf16_pair(c, d)}; }
+__device__ __forceinline__ uint32_t add_pair(uint32_t before, uint32_t rounded) {
+  return bf16_pair(__uint_as_float(before << 16) + __uint_as_float(rounded << 16),
+                   __uint_as_float(before & 0xffff0000u) + __uint_as_float(rounded & 0xffff0000u));
+}
+
+/// acc of 64 rows by the 128 packed rows of a tile: acc[8 t + 4 h + 2 r + i] is row g + 8 r by packed row 16 t + 8 h + 2 q + i.
+__device__ __forceinline__ void store_prompt(const LinearPhase& phase, const float (&acc)[64], int tile, int first_row, int rows) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+  int which = 0;
+#pragma unroll
+  for (int i = 1; i < kMaxSegments; ++i)
+    if (i < phase.num_segments && tile >= phase.segments[i].first_tile) which = i;
+  const OutputSegment& segment = phase.segments[which];
+  const int local = tile - segment.first_tile, row = first_row + (threadIdx.x >> 5) * 16 + g;
+  const auto scaled = [&](int t, int h, int r, int i) {
+    const float scale = phase.row_scale == nullptr ? 1.0f : __ldg(phase.row_scale + int64_t{tile} * kTileRows + t * 16 + h * 8 + q * 2 + i);
+    return acc[8 * t + 4 * h + 2 * r + i] * scale;
+  };
+  if (phase.epilogue == Epilogue::kSiluUp) {
+    auto* out = static_cast<__nv_bfloat16*>(segment.out);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int t = 0; t < 8; ++t) {
+        const int feature = local * 64 + t * 8 + q * 2;
+        if (row + 8 * r >= rows || feature >= segment.features) continue;
+        float y[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float gate = __bfloat162float(__float2bfloat16_rn(scaled(t, 0, r, i))), up = __bfloat162float(__float2bfloat16_rn(scaled(t, 1, r, i)));
+          y[i] = __bfloat162float(__float2bfloat16_rn(silu(gate))) * up;
+        }
+        *reinterpret_cast<uint32_t*>(out + (row + 8 * r) * segment.stride + feature) = bf16_pair(y[0], y[1]);
+      }
+    return;
+  }
+  auto* out = static_cast<__nv_bfloat16*>(segment.out) + local * kTileRows + q * 4;
+  const bool whole = segment.features >= (local + 1) * kTileRows && segment.stride % 4 == 0 && (reinterpret_cast<uintptr_t>(segment.out) & 7) == 0;
+  const bool adds = phase.epilogue == Epilogue::kResidual;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (row + 8 * r >= rows) continue;
+    auto* at = out + (row + 8 * r) * segment.stride;
+    if (whole) {
+      uint2 before[8];
+      if (adds)
+#pragma unroll
+        for (int t = 0; t < 8; ++t) before[t] = __ldcg(reinterpret_cast<const uint2*>(at + t * 16));
+#pragma unroll
+      for (int t = 0; t < 8; ++t) {
+        uint2 y = bf16_four(scaled(t, 0, r, 0), scaled(t, 1, r, 0), scaled(t, 0, r, 1), scaled(t, 1, r, 1));
+        if (adds) y = {add_pair(before[t].x, y.x), add_pair(before[t].y, y.y)};
+        *reinterpret_cast<uint2*>(at + t * 16) = y;
+      }
+    } else {
+#pragma unroll
+      for (int t = 0; t < 8; ++t)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {  // features 16 t + 4 q + 2 i and the next
+          if (local * kTileRows + t * 16 + q * 4 + 2 * i >= segment.features) continue;
+          auto* pair = reinterpret_cast<uint32_t*>(at + t * 16 + 2 * i);
+          const uint32_t y = bf16_pair(scaled(t, 0, r, i), scaled(t, 1, r, i));
+          *pair = adds ? add_pair(__ldcg(pair), y) : y;
+        }
+    }
+  }
+}
+
+/// Adds the products of kCount tiles of e4m3 to acc.
+template <int kCount>
+__device__ __forceinline__ void multiply_prompt_e4m3(const Layout<128, true, false>& at, float (&acc)[64], RingPlace& ring) {
+  const int group = threadIdx.x >> 7, lane = threadIdx.x & 31;
+  float product[kCount][64];
+  int stages[kCount];
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    stages[n] = ring.stage;
+    barrier_wait(at.full(ring.stage), ring.parity);
+    const uint64_t a = operand(at.rows(ring.stage) + group * 64 * kTileRowBytes), b = operand(at.weight(ring.stage));
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma<128, true>(product[n], a + k * 2, b + k * 2, k);
+    wgmma_commit();
+    ring.advance(at.stages);
+  }
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    const float2 scale = *reinterpret_cast<const float2*>(at.tile_scale(stages[n]));
+    const float* x = at.scales(stages[n]) + (threadIdx.x >> 5) * 16 + (lane >> 2);
+    const float first = x[0], second = x[8];
+    const float scales[2][2] = {{__fmul_rn(scale.x, first), __fmul_rn(scale.x, second)}, {__fmul_rn(scale.y, first), __fmul_rn(scale.y, second)}};
+    wgmma_wait_for(kCount - 1 - n);
+    settle(product[n]);
+    if (lane == 0) barrier_arrive(at.empty(stages[n]));
+#pragma unroll
+    for (int i = 0; i < 64; ++i) acc[i] = __fmaf_rn(product[n][i], scales[i / 4 % 2][i / 2 % 2], acc[i]);
+  }
+}
+
+template <bool kFp8>
+__device__ __forceinline__ void multiply_prompt(const Layout<128, kFp8, false>& at, float (&acc)[64], int count, RingPlace& ring) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) acc[i] = 0;
+  if constexpr (kFp8) {
+    int k = 0;
+    for (; k + 2 <= count; k += 2) multiply_prompt_e4m3<2>(at, acc, ring);
+    for (; k < count; ++k) multiply_prompt_e4m3<1>(at, acc, ring);
+  } else {
+    const int group = threadIdx.x >> 7, lane = threadIdx.x & 31;
+    int before = 0;
+    for (int k = 0; k < count; ++k) {
+      barrier_wait(at.full(ring.stage), ring.parity);
+      const uint64_t a = operand(at.rows(ring.stage) + group * 64 * kTileRowBytes), b = operand(at.weight(ring.stage));
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) wgmma<128, false>(acc, a + i * 2, b + i * 2, 1);
+      wgmma_commit();
+      wgmma_wait_for(1);
+      if (k > 0 && lane == 0) barrier_arrive(at.empty(before));
+      before = ring.stage;
+      ring.advance(at.stages);
+    }
+    wgmma_wait_for(0);
+    settle(acc);
+    if (lane == 0) barrier_arrive(at.empty(before));
+  }
+}
+
+template <bool kFp8>
 __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
+  constexpr int kRows = 128;
   extern __shared__ char raw[];
-  const Layout<kColumns, kFp8, false> at(raw, args.stages, 0, 0);
+  const Layout<kRows, kFp8, false> at(raw, args.stages, 0, 0);
   if (threadIdx.x == kConsumers) at.init_barriers();
   __syncthreads();
   const LinearPhase& phase = args.phase;
   if (threadIdx.x >= kConsumers) {
-    if constexpr (kColumns > 64) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x != kConsumers) return;
     RingPlace ring{0, 1};
-    for (PromptWalk<kColumns> walk(args); walk.left > 0; next(walk, phase.k_blocks)) {
-      const int rows = min(kColumns, args.x_rows - walk.first_row);
+    for (PromptWalk<kRows> walk(args); walk.left > 0; next(walk, phase.k_blocks)) {
+      const int rows = min(kRows, args.x_rows - walk.first_row);
       const int64_t row = int64_t{walk.k} * args.x_rows + walk.first_row;
       barrier_wait(at.empty(ring.stage), ring.parity);
       barrier_expect(at.full(ring.stage), kTileBytes + (kFp8 ? 16 : 0) + rows * (kTileRowBytes + (kFp8 ? 4 : 0)));
@@ -664,24 +844,23 @@ __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
       ring.advance(at.stages);
     }
   } else {
-    if constexpr (kColumns > 64) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     RingPlace ring;
-    int slot = 0;
-    for (PromptWalk<kColumns> walk(args); walk.left > 0; walk.left -= phase.k_blocks, walk.next_tile()) {
-      float acc[kColumns / 2];
-      multiply<kColumns, kFp8, false>(at, acc, phase.k_blocks, phase.k_blocks, slot, ring);
-      store_tile<kColumns>(phase, acc, walk.tile, walk.first_row, args.rows);
+    for (PromptWalk<kRows> walk(args); walk.left > 0; walk.left -= phase.k_blocks, walk.next_tile()) {
+      float acc[64];
+      multiply_prompt<kFp8>(at, acc, phase.k_blocks, ring);
+      store_prompt(phase, acc, walk.tile, walk.first_row, args.rows);
     }
   }
 }
 
 #define QUERN_CHAIN(name, columns, fp8, resident)                                                                                    \
-  extern "C" __global__ void __launch_bounds__(threads(columns), 1) name(const __grid_constant__ ChainArgs args) { \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ ChainArgs args) { \
     run_chain<columns, fp8, resident>(args);                                                                                         \
   }
-#define QUERN_PROMPT(name, columns, fp8)                                                                              \
-  extern "C" __global__ void __launch_bounds__(threads(columns), 1) name(const __grid_constant__ PromptArgs args) { \
-    run_prompt<columns, fp8>(args);                                                                                   \
+#define QUERN_PROMPT(name, fp8)                                                                           \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ PromptArgs args) { \
+    run_prompt<fp8>(args);                                                                                \
   }
 
 }  // namespace quern::cuda::sm90

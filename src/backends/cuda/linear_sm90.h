@@ -20,6 +20,7 @@ inline constexpr int kTileScales = 4;  // floats: scale of the even and odd feat
 inline constexpr int kMaxSegments = 4;
 inline constexpr int kMaxPhases = 4;
 inline constexpr int kResidentRows = 8;    // as many decode rows are quantised by every block for itself
+inline constexpr int kMaxResidentBlocks = 42;  // groups of 128 of each of them, at most
 inline constexpr int kMaxDecodeRows = 256; // of one launch
 inline constexpr int kMaxNormWidth = 8192;
 

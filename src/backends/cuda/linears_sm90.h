@@ -123,7 +123,7 @@ class Linears {
   friend class Chain;
   struct Kind {
     std::array<Function<ChainArgs>, kColumns.size()> chain;
-    std::array<Function<PromptArgs>, 2> prompt;  // 128 and 256 rows
+    Function<PromptArgs> prompt;
   };
   void launch_chain(Stream& stream, ChainArgs args, bool e4m3) const;
   void prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearPhase& phase, const RowsIn& in, int64_t rows,

@@ -14,11 +14,6 @@ __device__ __forceinline__ float sum16(float v) {
   for (int lane = 8; lane > 0; lane /= 2) v = __fadd_rn(v, __shfl_xor_sync(0xffffffffu, v, lane, 16));
   return v;
 }
-__device__ __forceinline__ float max16(float v) {
-#pragma unroll
-  for (int lane = 8; lane > 0; lane /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, lane, 16));
-  return v;
-}
 __device__ __forceinline__ void unpack8(const uint4& packed, float (&x)[8]) {
   const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
@@ -31,17 +26,27 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
-__device__ __forceinline__ float square_sum(const uint4& packed) {
-  float x[8], sum = 0;
-  unpack8(packed, x);
+/// Of each of kCount groups, in step, so that latencies overlap.
+template <int kCount>
+__device__ __forceinline__ void square_sums(const uint4 (&groups)[kCount], float (&sums)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) sum = __fmaf_rn(x[i], x[i], sum);
-  return sum16(sum);
+  for (int n = 0; n < kCount; ++n) {
+    float x[8];
+    unpack8(groups[n], x);
+    sums[n] = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[n] = __fmaf_rn(x[i], x[i], sums[n]);
+  }
+#pragma unroll
+  for (int lane = 8; lane > 0; lane /= 2)
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) sums[n] = __fadd_rn(sums[n], __shfl_xor_sync(0xffffffffu, sums[n], lane, 16));
 }
-__device__ __forceinline__ float inverse_rms(const float* square_sums, int blocks, float eps) {
+/// From the square sums of a row's blocks: lanes of 16 add every sixteenth, then each other's. To be called by whole warps.
+__device__ __forceinline__ float inverse_rms(const float* sums, int blocks, float eps) {
   float sum = 0;
-  for (int i = 0; i < blocks; ++i) sum = __fadd_rn(sum, square_sums[i]);
-  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, static_cast<float>(128 * blocks)), eps)));
+  for (int i = static_cast<int>(threadIdx.x) & 15; i < blocks; i += 16) sum = __fadd_rn(sum, sums[i]);
+  return rsqrtf(__fmaf_rn(sum16(sum), __fdividef(1.0f, static_cast<float>(128 * blocks)), eps));
 }
 /// bf16(x * inverse * factor)
 __device__ __forceinline__ uint4 normed(const uint4& packed, float inverse, const float4& f0, const float4& f1) {
@@ -55,18 +60,32 @@ __device__ __forceinline__ uint4 normed(const uint4& packed, float inverse, cons
 __device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
 }
-/// s = max |x| / 448; e4m3(x / s)
-__device__ __forceinline__ uint2 quantised(const uint4& packed, float& scale) {
-  float x[8], most = 0;
-  unpack8(packed, x);
+/// Of each of kCount groups, in step: s = max |x| / 448; e4m3(x / s).
+template <int kCount>
+__device__ __forceinline__ void quantise_groups(const uint4 (&groups)[kCount], uint2 (&bytes)[kCount], float (&scales)[kCount]) {
+  float most[kCount];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
-  most = fmaxf(max16(most), 1e-10f);
-  scale = __fdiv_rn(most, 448.0f);
-  const float inverse = __fdiv_rn(448.0f, most);
+  for (int n = 0; n < kCount; ++n) {
+    float x[8];
+    unpack8(groups[n], x);
+    most[n] = 1e-10f;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = __fmul_rn(x[i], inverse);
-  return {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
+    for (int i = 0; i < 8; ++i) most[n] = fmaxf(most[n], fabsf(x[i]));
+  }
+#pragma unroll
+  for (int lane = 8; lane > 0; lane /= 2)
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) most[n] = fmaxf(most[n], __shfl_xor_sync(0xffffffffu, most[n], lane, 16));
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    float x[8];
+    unpack8(groups[n], x);
+    scales[n] = __fdiv_rn(most[n], 448.0f);
+    const float inverse = __fdiv_rn(448.0f, most[n]);  // exact: ties are common, and an approximation would break them at random
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = __fmul_rn(x[i], inverse);
+    bytes[n] = {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
+  }
 }
 __device__ __forceinline__ float dot8_lane(const uint4& a, const uint4& b) {
   float x[8], y[8], sum = 0;
@@ -112,73 +131,74 @@ __device__ __forceinline__ uint4 load_row_piece(const void* in, int64_t element)
 
 // ---- whole rows, by a block ----
 
-/// Stores eight columns, those of lane l of 16, of block `block` in every form that is asked for.
-__device__ __forceinline__ void store_group(const QuantiseArgs& args, int row, int block, int l, const uint4& x, bool stored) {
-  float scale;
-  const uint2 bytes = quantised(x, scale);  // by whole warps
-  if (!stored) return;
-  const int64_t to = args.first_block + block;
-  if (args.x8 != nullptr) {
-    *reinterpret_cast<uint2*>(static_cast<char*>(args.x8) + (to * args.x_rows + row) * kTileRowBytes + ((l * 8) ^ ((row & 7) << 4))) = bytes;
-    if (l == 0) args.x_scale[to * args.x_rows + row] = scale;
-  }
-  if (args.x16 != nullptr)
-    *reinterpret_cast<uint4*>(static_cast<char*>(args.x16) + ((2 * to + (l >> 3)) * args.x_rows + row) * kTileRowBytes + (((l & 7) * 16) ^ ((row & 7) << 4))) = x;
-  if (args.out != nullptr) reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.out) + (int64_t{row} * args.k_blocks + block) * 128)[l] = x;
-}
 __device__ __forceinline__ int64_t source_row(const QuantiseArgs& args, int row) {
   return args.rows_of == nullptr ? row : max(0, __ldg(args.rows_of + row));
+}
+/// Stores lane l's eight columns of the blocks first, first + step, ... below `end` in every form that is asked for.
+template <int kCount>
+__device__ __forceinline__ void store_groups(const QuantiseArgs& args, int row, int first, int step, int end, int l, const uint4 (&groups)[kCount]) {
+  uint2 bytes[kCount];
+  float scales[kCount];
+  quantise_groups(groups, bytes, scales);
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    const int block = first + n * step;
+    if (block >= end) continue;
+    const int64_t to = args.first_block + block;
+    if (args.x8 != nullptr) {
+      *reinterpret_cast<uint2*>(static_cast<char*>(args.x8) + (to * args.x_rows + row) * kTileRowBytes + ((l * 8) ^ ((row & 7) << 4))) = bytes[n];
+      if (l == 0) args.x_scale[to * args.x_rows + row] = scales[n];
+    }
+    if (args.x16 != nullptr)
+      *reinterpret_cast<uint4*>(static_cast<char*>(args.x16) + ((2 * to + (l >> 3)) * args.x_rows + row) * kTileRowBytes + (((l & 7) * 16) ^ ((row & 7) << 4))) =
+          groups[n];
+    if (args.out != nullptr) reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.out) + (int64_t{row} * args.k_blocks + block) * 128)[l] = groups[n];
+  }
 }
 
 /// Row `row` by kThreads threads; `sums` [k_blocks]. Up to kMaxNormWidth columns.
 template <int kThreads>
 __device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, float* sums, const auto& barrier) {
-  constexpr int kHalves = kThreads / 16, kKept = kMaxNormWidth / 128 / kHalves;
+  constexpr int kHalves = kThreads / 16, kCount = kMaxNormWidth / 128 / kHalves;
   const int half = threadIdx.x >> 4, l = threadIdx.x & 15, blocks = args.k_blocks;
   const int64_t from = source_row(args, row) * args.in_stride + l * 8;
-  uint4 kept[kKept];
+  uint4 x[kCount];
+  float square[kCount];
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const int block = half + i * kHalves;
-    kept[i] = block < blocks ? load_row_piece(args.in, from + block * 128) : uint4{};
-  }
+  for (int n = 0; n < kCount; ++n) x[n] = half + n * kHalves < blocks ? load_row_piece(args.in, from + (half + n * kHalves) * 128) : uint4{};
+  square_sums(x, square);
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const float sum = square_sum(kept[i]);
-    if (l == 0 && half + i * kHalves < blocks) sums[half + i * kHalves] = sum;
-  }
+  for (int n = 0; n < kCount; ++n)
+    if (l == 0 && half + n * kHalves < blocks) sums[half + n * kHalves] = square[n];
   barrier();
   const float inverse = inverse_rms(sums, blocks, args.eps);
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const int block = half + i * kHalves;
-    if (i * kHalves >= blocks) continue;  // the same for the whole block of threads
-    const auto* factors = reinterpret_cast<const float4*>(args.norm + min(block, blocks - 1) * 128 + l * 8);
+  for (int n = 0; n < kCount; ++n) {
+    const auto* factors = reinterpret_cast<const float4*>(args.norm + min(half + n * kHalves, blocks - 1) * 128 + l * 8);
     float4 low = __ldg(factors), high = __ldg(factors + 1);
     if (args.norm_offset != 0) {
       low = {low.x + args.norm_offset, low.y + args.norm_offset, low.z + args.norm_offset, low.w + args.norm_offset};
       high = {high.x + args.norm_offset, high.y + args.norm_offset, high.z + args.norm_offset, high.w + args.norm_offset};
     }
-    const uint4 x = normed(kept[i], inverse, low, high);
-    store_group(args, row, block, l, x, block < blocks);
+    x[n] = normed(x[n], inverse, low, high);
   }
+  store_groups(args, row, half, kHalves, blocks, l, x);
 }
 
 /// Blocks [begin, end) of row `row`, which needs no norm.
 template <int kThreads>
 __device__ __forceinline__ void quantise_row(const QuantiseArgs& args, int row, int begin, int end) {
-  constexpr int kHalves = kThreads / 16, kTogether = 2;
+  constexpr int kHalves = kThreads / 16, kCount = 2;
   const int half = threadIdx.x >> 4, l = threadIdx.x & 15;
   const int64_t from = source_row(args, row) * args.in_stride + l * 8;
-  for (int first = begin; first < end; first += kTogether * kHalves) {
-    uint4 x[kTogether];
+  for (int first = begin; first < end; first += kCount * kHalves) {
+    uint4 x[kCount];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int block = first + i * kHalves + half;
-      x[i] = block < end ? load_row_piece(args.in, from + block * 128) : uint4{};
+    for (int n = 0; n < kCount; ++n) {
+      const int block = first + n * kHalves + half;
+      x[n] = block < end ? load_row_piece(args.in, from + block * 128) : uint4{};
     }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) store_group(args, row, first + i * kHalves + half, l, x[i], first + i * kHalves + half < end);
+    store_groups(args, row, first + half, kHalves, end, l, x);
   }
 }
 

@@ -81,6 +81,10 @@ class Stream final : public ops::Stream {
   };
   void defer(std::unique_ptr<Deferred> work);
   [[nodiscard]] Deferred* deferred() const { return deferred_.get(); }
+  /// Launches what was deferred.
+  void flush() {
+    if (deferred_ != nullptr) std::exchange(deferred_, nullptr)->launch(*this);
+  }
 
   template <class Args>
   void launch(const Function<Args>& function, const LaunchShape& shape, const Args& args) {
@@ -110,10 +114,6 @@ class Stream final : public ops::Stream {
   static constexpr size_t kNumStages = 4;
   static constexpr size_t kDownloadBytes = size_t{4} << 20;
 
-  /// Launches what was deferred.
-  void flush() {
-    if (deferred_ != nullptr) std::exchange(deferred_, nullptr)->launch(*this);
-  }
   void enqueue_launch(FunctionObject* function, const char* name, const LaunchShape& shape, void* args);
   /// Keeps the first failure; `what` names it.
   bool succeeded(Status status, const char* what);
