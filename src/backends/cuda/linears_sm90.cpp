@@ -155,7 +155,8 @@ void Linears::quantise(Stream& stream, const QuantiseArgs& args) const {
 }
 
 void Linears::multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, const PromptPlaces& places) const {
-  constexpr int kRows = 128;  // of a block
+  CHECK(phase.epilogue != Epilogue::kLogits);  // logits have the arithmetic of decode rows
+  constexpr int kRows = 128;                   // of a block
   const int per_stage = stage_bytes(kRows, e4m3, false);
   PromptArgs args;
   args.phase = phase;
