@@ -34,7 +34,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     return norms_at_ + static_cast<size_t>(problem_.hidden + 2 * problem_.head_dim) * sizeof(float);
   }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    const int64_t rows = std::min(max_rows, kRowTile);
+    const int64_t rows = max_rows_in_memory(path_, max_rows);
     return Scratch::size<float>(rows * row_stride(problem_.hidden)) + Scratch::size<float>(rows * 2 * num_frequencies()) +
            Scratch::size<float>(rows * q_width()) + 2 * Scratch::size<float>(rows * kv_width()) + Scratch::size<const int32_t*>(rows);
   }
@@ -53,19 +53,19 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     const auto* norm = reinterpret_cast<const float*>(packed.address() + norms_at_);
     const float* q_norm = norm + problem_.hidden;
     const float* k_norm = q_norm + problem_.head_dim;
-    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+    for_each_row_tile(rows, path_, [&](int64_t first, int64_t n, LinearPath path) {
       Scratch scratch(launch.workspace);
       const int64_t stride = row_stride(problem_.hidden);
-      float* normed = scratch.take<float>(n * stride);
+      float* normed = scratch.take<float>(rows_in_memory(path, n) * stride);
       float* turns = scratch.take<float>(n * 2 * num_frequencies());
       float* q = scratch.take<float>(n * q_width());
       float* k = scratch.take<float>(n * kv_width());
       float* v = scratch.take<float>(n * kv_width());
       const int32_t** block_tables = scratch.take<const int32_t*>(n);
       find_block_tables(rows, first, n, block_tables);
-      norm_rows(pool_, math_, x, first, n, problem_.hidden, norm, problem_.eps, input_scale(path_), normed, stride);
-      const std::array weights{q_.view(packed), k_.view(packed), v_.view(packed)};
+      norm_rows(pool_, math_, x, first, n, problem_.hidden, norm, problem_.eps, input_scale(path), normed, stride);
+      prepare_inputs(pool_, math_, path, n, problem_.hidden, normed, stride);
+      const std::array weights{q_.view(packed, path), k_.view(packed, path), v_.view(packed, path)};
       const std::array outputs{q, k, v};
       linear(pool_, weights, normed, n, [&](size_t w, int64_t row, int64_t feature, int64_t features, float* y) {
         math_.round(problem_.activation, 1.0f, y, features);
@@ -98,7 +98,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
           }
         }
       });
-    }
+    });
   }
 
  private:

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backends/cpu/packed_linear.h"
+#include "base/float_convert.h"
 
 // The arithmetic "cpu.fma" of linear layers, shared by all vector instruction sets, by prompt and decode rows, and by any number of rows.
 //
@@ -47,6 +48,8 @@ class FmaTile {
     mixed_ = per_block_ && (weight.row_offset + first_) / ops::kScaleBlock != (weight.row_offset + last) / ops::kScaleBlock;
   }
 
+  /// The powers of two in Block::scale.
+  [[nodiscard]] float unit() const { return unit_; }
   [[nodiscard]] DType stored() const { return stored_dtype(weight_.scheme); }
   [[nodiscard]] int64_t num_blocks() const { return (weight_.column_offset + weight_.in_features + ops::kScaleBlock - 1) / ops::kScaleBlock; }
   [[nodiscard]] Block block(int64_t index) const {
@@ -75,5 +78,7 @@ class FmaTile {
 /// totals[row * 16 + n] += the products of `rows` rows; x f32 times kInputScale, a row every `stride` elements; totals aligned to 64 bytes.
 void multiply_tile_avx2(const FmaTile& tile, const float* x, int64_t stride, int64_t rows, float* totals);
 void multiply_tile_avx512(const FmaTile& tile, const float* x, int64_t stride, int64_t rows, float* totals);
+/// The same sums by another arithmetic, "cpu.amx": x bf16 and not multiplied, a row every `stride_bytes`, readable up to the next multiple of 16 rows.
+void multiply_tile_amx(const FmaTile& tile, const bf16* x, int64_t stride_bytes, int64_t rows, float* totals);
 
 }  // namespace quern::cpu

@@ -23,7 +23,7 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
   [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size<float>(std::min(max_rows, kRowTile) * row_stride(problem_.hidden));
+    return Scratch::size<float>(max_rows_in_memory(path_, max_rows) * row_stride(problem_.hidden));
   }
   void pack(const ops::GdnIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
     qkv_.pack(weights.qkv, packed, pool_);
@@ -36,18 +36,18 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::Buffer& packed, const ops::GdnInputs& out,
                ops::Launch& launch) const override {
     const auto* norm = reinterpret_cast<const float*>(packed.address() + norm_at_);
-    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+    for_each_row_tile(rows, path_, [&](int64_t first, int64_t n, LinearPath path) {
       Scratch scratch(launch.workspace);
       const int64_t stride = row_stride(problem_.hidden);
-      float* normed = scratch.take<float>(n * stride);
-      norm_rows(pool_, math_, x, first, n, problem_.hidden, norm, problem_.eps, input_scale(path_), normed, stride);
-      const std::array weights{qkv_.view(packed), z_.view(packed), b_.view(packed), a_.view(packed)};
+      float* normed = scratch.take<float>(rows_in_memory(path, n) * stride);
+      norm_rows(pool_, math_, x, first, n, problem_.hidden, norm, problem_.eps, input_scale(path), normed, stride);
+      prepare_inputs(pool_, math_, path, n, problem_.hidden, normed, stride);
+      const std::array weights{qkv_.view(packed, path), z_.view(packed, path), b_.view(packed, path), a_.view(packed, path)};
       const std::array outputs{&out.qkv, &out.z, &out.b, &out.a};
       linear(pool_, weights, normed, n, [&](size_t w, int64_t row, int64_t feature, int64_t features, const float* y) {
         math_.store(y, features, outputs[w]->dtype, element_address(*outputs[w], first + row, weights[w].out_features, feature));
       });
-    }
+    });
   }
 
  private:

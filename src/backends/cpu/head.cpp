@@ -14,7 +14,7 @@ class HeadKernel final : public ops::Head::Kernel {
   [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return problem_.tied ? 0 : lm_head_.end_bytes(); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size<float>(problem_.hidden) + Scratch::size<float>(std::min(max_rows, kRowTile) * row_stride(problem_.hidden));
+    return Scratch::size<float>(problem_.hidden) + Scratch::size<float>(max_rows_in_memory(path_, max_rows) * row_stride(problem_.hidden));
   }
   [[nodiscard]] std::string_view table_layout() const override { return cpu::table_layout(path_); }
   void pack(const ops::LinearSource& lm_head, ops::Buffer& packed, ops::Stream&) const override {
@@ -29,15 +29,15 @@ class HeadKernel final : public ops::Head::Kernel {
     const int64_t width = problem_.hidden, stride = row_stride(width);
     Scratch scratch(launch.workspace);
     float* factors = scratch.take<float>(width);
-    float* values = scratch.take<float>(std::min<int64_t>(std::max<int64_t>(rows.num_rows, logit_rows.shape[0]), kRowTile) * stride);
+    float* values = scratch.take<float>(max_rows_in_memory(path_, std::max<int64_t>(rows.num_rows, logit_rows.shape[0])) * stride);
     load_norm_1p(norm, factors);
-    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+    for (int64_t first = 0; first < rows.num_rows; first += row_tile(path_)) {
+      const int64_t n = std::min(row_tile(path_), rows.num_rows - first);
       norm_rows(pool_, math_, x, first, n, width, factors, problem_.eps, 1.0f, values, stride);
       for (int64_t row = 0; row < n; ++row) math_.store(values + row * stride, width, hidden.dtype, row_address(hidden, first + row, width));
     }
-    for (int64_t first = 0; first < logit_rows.shape[0]; first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, logit_rows.shape[0] - first);
+    for (int64_t first = 0; first < logit_rows.shape[0]; first += row_tile(path_)) {
+      const int64_t n = std::min(row_tile(path_), logit_rows.shape[0] - first);
       for (int64_t i = 0; i < n; ++i) {
         const int32_t row = logit_rows.data<int32_t>()[first + i];
         float* input = values + i * stride;
@@ -48,6 +48,7 @@ class HeadKernel final : public ops::Head::Kernel {
           math_.round(DType::kF32, input_scale(path_), input, width);
         }
       }
+      prepare_inputs(pool_, math_, path_, n, width, values, stride);
       auto* out = logits.data<float>() + first * problem_.vocab_size;
       linear(pool_, std::array{lm_head}, values, n, [&](size_t, int64_t row, int64_t feature, int64_t features, const float* y) {
         std::copy_n(y, features, out + row * problem_.vocab_size + feature);

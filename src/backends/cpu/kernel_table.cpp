@@ -25,8 +25,19 @@ ops::Verdict has_instructions(LinearPath path, const ops::DeviceTraits& traits) 
     case LinearPath::kPlain: return ops::accept();
     case LinearPath::kAvx2: return traits.avx2 ? ops::accept() : ops::refuse("the processor has no AVX2 with FMA, or QUERN_CPU_ISA hides it");
     case LinearPath::kAvx512: return traits.avx512 ? ops::accept() : ops::refuse("the processor has no AVX-512 (F, BW, DQ, VL), or QUERN_CPU_ISA hides it");
+    case LinearPath::kAmx:
+    case LinearPath::kAmxPrompt:
+      return traits.amx_bf16 && traits.avx512_vbmi ? ops::accept() : ops::refuse("the processor has no AMX for bf16, or QUERN_CPU_ISA hides it");
   }
   CHECK_UNREACHABLE();
+}
+
+ops::Verdict fits_amx(const ops::LinearShape& linear) {
+  constexpr int64_t kColumns = 32;
+  if (!ops::is_fp8(linear.scheme) && linear.scheme != ops::WeightScheme::kBF16)
+    return ops::refuse("{} weights are not exact in bf16", ops::weight_scheme_name(linear.scheme));
+  if (linear.in_features % kColumns != 0) return ops::refuse("{} input features are not a multiple of {}", linear.in_features, kColumns);
+  return ops::accept();
 }
 
 template <class Op, LinearPath kPath>
@@ -36,8 +47,14 @@ ops::Verdict accepts(const typename Op::Problem& problem, const ops::DeviceTrait
     if constexpr (std::is_same_v<Op, ops::Embed>)
       if (!problem.tied) return ops::refuse("tiles serve the head; a table that is only looked up stays in rows");
     for (const ops::LinearShape& linear : linears(problem))
-      if (linear.in_features % kTileGroup != 0) return ops::refuse("{} input features are not a multiple of {}", linear.in_features, kTileGroup);
+      if constexpr (uses_amx(kPath)) {
+        if (ops::Verdict verdict = fits_amx(linear); !verdict.accepted) return verdict;
+      } else if (linear.in_features % kTileGroup != 0) {
+        return ops::refuse("{} input features are not a multiple of {}", linear.in_features, kTileGroup);
+      }
   }
+  if constexpr (uses_amx(kPath))
+    if (problem.activation != DType::kBF16) return ops::refuse("AMX multiplies bf16; activations are {}", dtype_name(problem.activation));
   return plain::accepts(problem, traits);
 }
 
@@ -52,6 +69,20 @@ constexpr ops::Candidate<Op> kVector[] = {{"cpu.avx512", accepts<Op, LinearPath:
                                           {"cpu.avx2", accepts<Op, LinearPath::kAvx2>, make<Op, LinearPath::kAvx2>},
                                           {"cpu.plain", accepts<Op, LinearPath::kPlain>, make<Op, LinearPath::kPlain>}};
 
+// Of one that reads weights. cpu.amx.all_rows has decode and verify rows on AMX as well, where up to 16 cost what one costs; until that is measured it is taken only
+// when it is asked for.
+#define QUERN_VECTOR_CANDIDATES(Op)                                                                \
+  {"cpu.avx512", accepts<Op, LinearPath::kAvx512>, make<Op, LinearPath::kAvx512>},                 \
+      {"cpu.avx2", accepts<Op, LinearPath::kAvx2>, make<Op, LinearPath::kAvx2>},                   \
+      {"cpu.amx.all_rows", accepts<Op, LinearPath::kAmx>, make<Op, LinearPath::kAmx>},             \
+      {"cpu.plain", accepts<Op, LinearPath::kPlain>, make<Op, LinearPath::kPlain>}
+template <class Op>
+constexpr ops::Candidate<Op> kMatrix[] = {{"cpu.amx", accepts<Op, LinearPath::kAmxPrompt>, make<Op, LinearPath::kAmxPrompt>}, QUERN_VECTOR_CANDIDATES(Op)};
+/// Embedding and head, whose rows have no kind.
+template <class Op>
+constexpr ops::Candidate<Op> kTable[] = {QUERN_VECTOR_CANDIDATES(Op)};
+#undef QUERN_VECTOR_CANDIDATES
+
 constexpr ops::Candidate<ops::Sample> kSample[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::DraftRows> kDraftRows[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::StateCopy> kStateCopy[] = {{"cpu.plain", plain::accepts, plain::make}};
@@ -60,16 +91,16 @@ constexpr ops::Candidate<ops::Combine> kCombine[] = {{"cpu.plain", plain::accept
 }  // namespace
 
 constinit const ops::KernelTable kKernelTable{
-    .embed = kVector<ops::Embed>,
-    .attn_in = kVector<ops::AttnIn>,
+    .embed = kTable<ops::Embed>,
+    .attn_in = kMatrix<ops::AttnIn>,
     .attention = kVector<ops::Attention>,
-    .gdn_in = kVector<ops::GdnIn>,
+    .gdn_in = kMatrix<ops::GdnIn>,
     .gdn_mix = kVector<ops::GdnMix>,
-    .out_residual = kVector<ops::OutResidual>,
-    .mlp_in = kVector<ops::MlpIn>,
-    .down_residual = kVector<ops::DownResidual>,
-    .mtp_in = kVector<ops::MtpIn>,
-    .head = kVector<ops::Head>,
+    .out_residual = kMatrix<ops::OutResidual>,
+    .mlp_in = kMatrix<ops::MlpIn>,
+    .down_residual = kMatrix<ops::DownResidual>,
+    .mtp_in = kMatrix<ops::MtpIn>,
+    .head = kTable<ops::Head>,
     .sample = kSample,
     .draft_rows = kDraftRows,
     .state_copy = kStateCopy,

@@ -1,3 +1,4 @@
+#include "backends/cpu/norm_rows.h"
 #include "backends/cpu/numeric.h"
 #include "backends/cpu/packed_linear.h"
 #include "backends/cpu/plain.h"
@@ -16,26 +17,25 @@ class LinearResidualKernel final : public ops::LinearResidual::Kernel {
   [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return weight_.end_bytes(); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size<float>(std::min(max_rows, kRowTile) * row_stride(problem_.linear.in_features));
+    return Scratch::size<float>(max_rows_in_memory(path_, max_rows) * row_stride(problem_.linear.in_features));
   }
   void pack(const ops::LinearSource& weight, ops::Buffer& packed, ops::Stream&) const override { weight_.pack(weight, packed, pool_); }
 
   void enqueue(const ops::Rows& rows, const ops::Activation& in, const ops::Buffer& packed, const ops::TensorView& x,
                ops::Launch& launch) const override {
-    const LinearView weight = weight_.view(packed);
-    const int64_t in_features = weight.in_features, out_features = weight.out_features;
-    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+    const int64_t in_features = problem_.linear.in_features, out_features = problem_.linear.out_features;
+    for_each_row_tile(rows, path_, [&](int64_t first, int64_t n, LinearPath path) {
       Scratch scratch(launch.workspace);
       const int64_t stride = row_stride(in_features);
-      float* values = scratch.take<float>(n * stride);
+      float* values = scratch.take<float>(rows_in_memory(path, n) * stride);
       pool_.parallel_for(n, in_features / 4, [&](int64_t begin, int64_t end, int) {
         for (int64_t row = begin; row < end; ++row) {
           if (in_features > 0) math_.load(row_address(in.data, first + row, in_features), in.data.dtype, in_features, values + row * stride);
-          math_.round(DType::kF32, input_scale(path_), values + row * stride, in_features);
+          math_.round(DType::kF32, input_scale(path), values + row * stride, in_features);
         }
       });
-      linear(pool_, std::array{weight}, values, n, [&](size_t, int64_t row, int64_t feature, int64_t features, float* y) {
+      prepare_inputs(pool_, math_, path, n, in_features, values, stride);
+      linear(pool_, std::array{weight_.view(packed, path)}, values, n, [&](size_t, int64_t row, int64_t feature, int64_t features, float* y) {
         std::byte* place = element_address(x, first + row, out_features, feature);
         math_.round(x.dtype, 1.0f, y, features);
         if (problem_.add_residual) {
@@ -45,7 +45,7 @@ class LinearResidualKernel final : public ops::LinearResidual::Kernel {
         }
         math_.store(y, features, x.dtype, place);
       });
-    }
+    });
   }
 
  private:

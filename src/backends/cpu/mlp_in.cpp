@@ -16,7 +16,7 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
   [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size<float>(std::min(max_rows, kRowTile) * row_stride(problem_.hidden));
+    return Scratch::size<float>(max_rows_in_memory(path_, max_rows) * row_stride(problem_.hidden));
   }
   void pack(const ops::MlpIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
     gate_.pack(weights.gate, packed, pool_);
@@ -26,19 +26,19 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::Buffer& packed, const ops::Activation& out,
                ops::Launch& launch) const override {
-    const LinearView gate = gate_.view(packed), up = up_.view(packed);
     const auto* norm = reinterpret_cast<const float*>(packed.address() + norm_at_);
     const DType dtype = problem_.activation;
     const int64_t width = problem_.intermediate;
-    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+    for_each_row_tile(rows, path_, [&](int64_t first, int64_t n, LinearPath path) {
+      const LinearView gate = gate_.view(packed, path), up = up_.view(packed, path);
       Scratch scratch(launch.workspace);
       const int64_t stride = row_stride(problem_.hidden);
-      float* normed = scratch.take<float>(n * stride);
-      norm_rows(pool_, math_, x, first, n, problem_.hidden, norm, problem_.eps, input_scale(path_), normed, stride);
+      float* normed = scratch.take<float>(rows_in_memory(path, n) * stride);
+      norm_rows(pool_, math_, x, first, n, problem_.hidden, norm, problem_.eps, input_scale(path), normed, stride);
+      prepare_inputs(pool_, math_, path, n, problem_.hidden, normed, stride);
       const int64_t tile_cost = 2 * kFeatureTile * problem_.hidden * (n + 2);
       pool_.parallel_for(ceil_div(width, kFeatureTile), tile_cost, [&](int64_t begin, int64_t end, int) {
-        alignas(64) float gates[kRowTile * kFeatureTile], values[kRowTile * kFeatureTile];
+        alignas(64) float gates[kMaxRowTile * kFeatureTile], values[kMaxRowTile * kFeatureTile];
         for (int64_t feature = begin * kFeatureTile; feature < std::min(end * kFeatureTile, width); feature += kFeatureTile) {
           const int64_t features = std::min(kFeatureTile, width - feature);
           multiply_tile(gate, normed, n, feature, features, gates);
@@ -52,7 +52,7 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
           }
         }
       });
-    }
+    });
   }
 
  private:

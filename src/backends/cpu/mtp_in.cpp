@@ -16,7 +16,7 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
   [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation, path_); }
   [[nodiscard]] size_t packed_bytes() const override { return norms_at_ + static_cast<size_t>(2 * problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size<float>(std::min(max_rows, kRowTile) * row_stride(2 * problem_.hidden));
+    return Scratch::size<float>(max_rows_in_memory(path_, max_rows) * row_stride(2 * problem_.hidden));
   }
   void pack(const ops::MtpIn::Weights& weights, ops::Buffer& packed, ops::Stream&) const override {
     fc_.pack(weights.fc, packed, pool_);
@@ -27,20 +27,19 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& embedding, const ops::TensorView& hidden, const ops::Buffer& packed,
                const ops::TensorView& x, ops::Launch& launch) const override {
-    const LinearView fc = fc_.view(packed);
     const auto* norms = reinterpret_cast<const float*>(packed.address() + norms_at_);
     const int64_t width = problem_.hidden;
-    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+    for_each_row_tile(rows, path_, [&](int64_t first, int64_t n, LinearPath path) {
       Scratch scratch(launch.workspace);
       const int64_t stride = row_stride(2 * width);
-      float* both = scratch.take<float>(n * stride);
-      norm_rows(pool_, math_, embedding, first, n, width, norms, problem_.eps, input_scale(path_), both, stride);
-      norm_rows(pool_, math_, hidden, first, n, width, norms + width, problem_.eps, input_scale(path_), both + width, stride);
-      linear(pool_, std::array{fc}, both, n, [&](size_t, int64_t row, int64_t feature, int64_t features, const float* y) {
+      float* both = scratch.take<float>(rows_in_memory(path, n) * stride);
+      norm_rows(pool_, math_, embedding, first, n, width, norms, problem_.eps, input_scale(path), both, stride);
+      norm_rows(pool_, math_, hidden, first, n, width, norms + width, problem_.eps, input_scale(path), both + width, stride);
+      prepare_inputs(pool_, math_, path, n, 2 * width, both, stride);
+      linear(pool_, std::array{fc_.view(packed, path)}, both, n, [&](size_t, int64_t row, int64_t feature, int64_t features, const float* y) {
         math_.store(y, features, x.dtype, element_address(x, first + row, width, feature));
       });
-    }
+    });
   }
 
  private:

@@ -44,6 +44,7 @@ PackedLinear::PackedLinear(const ops::LinearShape& shape, size_t offset_bytes, L
 
 void PackedLinear::pack_tiles(const ops::LinearSource& source, std::byte* to, ThreadPool& pool) const {
   CHECK(source.column_offset % kTileGroup == 0 && shape_.in_features % kTileGroup == 0);
+  CHECK(!uses_amx(path_) || source.column_offset % 32 == 0);
   const auto element = static_cast<int64_t>(dtype_size(source.weight.dtype));
   const int64_t columns = shape_.in_features, tile_bytes = kFeatureTile * columns * element;
   const auto* from = source.weight.data<std::byte>();
@@ -83,9 +84,9 @@ void PackedLinear::pack(const ops::LinearSource& source, ops::Buffer& packed, Th
   std::memcpy(packed.address() + offsets_at_, &offsets, sizeof(offsets));
 }
 
-LinearView PackedLinear::view(const ops::Buffer& packed) const {
+LinearView PackedLinear::view(const ops::Buffer& packed, LinearPath path) const {
   LinearView view{shape_.out_features, shape_.in_features, shape_.scheme, packed.address() + weight_at_};
-  view.path = path_;
+  view.path = path;
   if (!ops::is_fp8(shape_.scheme)) return view;
   GridOffsets offsets;
   std::memcpy(&offsets, packed.address() + offsets_at_, sizeof(offsets));
@@ -124,7 +125,8 @@ void multiply_fma_tile(const LinearView& weight, const float* x, int64_t rows, i
   alignas(64) float scales[kFeatureTile];
   const FmaTile tile(weight, first / kFeatureTile, scales);
   std::fill_n(y, rows * kFeatureTile, 0.0f);
-  if (weight.path == LinearPath::kAvx512) multiply_tile_avx512(tile, x, row_stride(weight.in_features), rows, y);
+  if (weight.path == LinearPath::kAmx) multiply_tile_amx(tile, reinterpret_cast<const bf16*>(x), row_stride(weight.in_features) * static_cast<int64_t>(sizeof(float)), rows, y);
+  else if (weight.path == LinearPath::kAvx512) multiply_tile_avx512(tile, x, row_stride(weight.in_features), rows, y);
   else multiply_tile_avx2(tile, x, row_stride(weight.in_features), rows, y);
   if (weight.scheme == WeightScheme::kFp8Channel || weight.scheme == WeightScheme::kFp8Tensor) {
     for (int64_t row = 0; row < rows; ++row)

@@ -6,19 +6,51 @@
 
 #include "backends/cpu/thread_pool.h"
 #include "ops/linear.h"
+#include "ops/rows.h"
 
 namespace quern::cpu {
 
-/// Rows whose activations a linear layer takes at a time: each piece of weight is decoded once for so many rows.
-inline constexpr int64_t kRowTile = 64;
+/// Which code multiplies, and so in which order weights are packed. kPlain keeps the rows as stored; the others share the tiles of fma_tile.h, and the vector paths
+/// its arithmetic. kAmx takes all rows by AMX, kAmxPrompt the prompt rows alone and the others by kAvx512.
+enum class LinearPath : uint8_t { kPlain, kAvx2, kAvx512, kAmx, kAmxPrompt };
+constexpr LinearPath path_of(LinearPath path, ops::RowKind kind) {
+  if (path != LinearPath::kAmxPrompt) return path;
+  return kind == ops::RowKind::kPrompt ? LinearPath::kAmx : LinearPath::kAvx512;
+}
+constexpr bool uses_amx(LinearPath path) { return path == LinearPath::kAmx || path == LinearPath::kAmxPrompt; }
 
-/// Which code multiplies, and so in which order weights are packed. kPlain keeps the rows as stored; the others share the tiles and the arithmetic of
-/// fma_tile.h.
-enum class LinearPath : uint8_t { kPlain, kAvx2, kAvx512 };
+/// Rows whose activations a linear layer takes at a time: each piece of weight is decoded once for so many rows.
+inline constexpr int64_t kRowTile = 64, kMaxRowTile = 256;
+constexpr int64_t row_tile(LinearPath path) { return uses_amx(path) ? kMaxRowTile : kRowTile; }
+/// Rows of scratch memory that the rows of a tile take: AMX reads whole tile registers.
+constexpr int64_t rows_in_memory(LinearPath path, int64_t rows) { return uses_amx(path) ? (rows + 15) / 16 * 16 : rows; }
+constexpr int64_t max_rows_in_memory(LinearPath path, int64_t max_rows) { return rows_in_memory(path, std::min(max_rows, row_tile(path))); }
+
+/// visit(first, n, path) for tiles that cover all rows, each on the path of its rows' kind; padding goes with decode rows.
+template <class Visit>
+void for_each_row_tile(const ops::Rows& rows, LinearPath path, const Visit& visit) {
+  const auto visit_rows = [&](int64_t first, int64_t end, ops::RowKind kind) {
+    const LinearPath own = path_of(path, kind);
+    for (; first < end; first += row_tile(own)) visit(first, std::min(row_tile(own), end - first), own);
+  };
+  if (path != LinearPath::kAmxPrompt) return visit_rows(0, rows.num_rows, ops::RowKind::kPrompt);
+  int64_t done = 0, end = 0;  // prompt rows of successive runs are one stretch
+  for (const ops::RowRun& run : rows.runs) {
+    if (run.kind != ops::RowKind::kPrompt || run.num_rows == 0) continue;
+    if (run.first_row != end) {
+      visit_rows(done, end, ops::RowKind::kPrompt);
+      visit_rows(end, run.first_row, ops::RowKind::kDecode);
+      done = run.first_row;
+    }
+    end = run.first_row + run.num_rows;
+  }
+  visit_rows(done, end, ops::RowKind::kPrompt);
+  visit_rows(end, rows.num_rows, ops::RowKind::kDecode);
+}
 
 /// What rows are multiplied with before a linear layer takes them (fma_tile.h).
 inline constexpr float kInputScale = 0x1p60f;
-constexpr float input_scale(LinearPath path) { return path == LinearPath::kPlain ? 1.0f : kInputScale; }
+constexpr float input_scale(LinearPath path) { return path == LinearPath::kAvx2 || path == LinearPath::kAvx512 ? kInputScale : 1.0f; }
 /// Elements from one row to the next in the scratch memory of such rows: aligned, and no multiple of 4 KiB, which would put the same columns of all
 /// rows into one set of the first-level cache.
 constexpr int64_t row_stride(int64_t in_features) { return (in_features + 15) / 16 * 16 + 16; }
@@ -51,7 +83,8 @@ class PackedLinear {
   /// One past the last byte, a multiple of 256: where the next weight begins.
   [[nodiscard]] size_t end_bytes() const { return end_; }
   void pack(const ops::LinearSource& source, ops::Buffer& packed, ThreadPool& pool) const;
-  [[nodiscard]] LinearView view(const ops::Buffer& packed) const;
+  [[nodiscard]] LinearView view(const ops::Buffer& packed, LinearPath path) const;
+  [[nodiscard]] LinearView view(const ops::Buffer& packed) const { return view(packed, path_of(path_, ops::RowKind::kDecode)); }
 
  private:
   void pack_tiles(const ops::LinearSource& source, std::byte* to, ThreadPool& pool) const;
@@ -66,10 +99,11 @@ void decode_row(const LinearView& weight, int64_t row, int64_t begin, int64_t en
 
 inline constexpr int64_t kFeatureTile = 16;
 
-/// y[row * kFeatureTile + n] = sum_k W[first + n, k] x[row, k] for `features` <= 16 features and `rows` <= kRowTile rows; x f32 times
-/// input_scale(path), a row every row_stride(in) elements; y aligned to 64 bytes.
+/// y[row * kFeatureTile + n] = sum_k W[first + n, k] x[row, k] for `features` <= 16 features and `rows` <= row_tile(path) rows; x f32 times
+/// input_scale(path), a row every row_stride(in) elements, as prepare_inputs leaves it; y aligned to 64 bytes.
 /// On the plain path: partial sums over the 128 columns of a scale block in 16 lanes, scaled and added in order of the blocks, per lane; then the lanes.
 /// On the others: fma_tile.h. The arithmetic of a row knows nothing of other rows.
+/// On kAmx: multiply_amx.cpp.
 void multiply_tile(const LinearView& weight, const float* x, int64_t rows, int64_t first, int64_t features, float* y);
 
 /// store(w, row, first, features, y) for every weight w, row and tile: y holds the `features` output features from `first` on of W_w x; on the
@@ -80,7 +114,7 @@ void linear(ThreadPool& pool, const std::array<LinearView, N>& weights, const fl
   int64_t all_tiles = 0;
   for (size_t w = 0; w < N; ++w) all_tiles += num_tiles(w);
   pool.parallel_for(all_tiles, kFeatureTile * weights[0].in_features * (rows + 2), [&](int64_t begin, int64_t end, int) {
-    alignas(64) float y[kRowTile * kFeatureTile];
+    alignas(64) float y[kMaxRowTile * kFeatureTile];
     for (size_t w = 0; w < N; begin = std::max<int64_t>(begin - num_tiles(w), 0), end -= num_tiles(w), ++w)
       for (int64_t tile = begin; tile < std::min(end, num_tiles(w)); ++tile) {
         const int64_t first = tile * kFeatureTile, features = std::min(kFeatureTile, weights[w].out_features - first);

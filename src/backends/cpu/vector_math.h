@@ -48,7 +48,9 @@ inline const VectorMath& vector_math(LinearPath path) {
   switch (path) {
     case LinearPath::kPlain: return plain_math();
     case LinearPath::kAvx2: return avx2_math();
-    case LinearPath::kAvx512: return avx512_math();
+    case LinearPath::kAvx512:
+    case LinearPath::kAmx:
+    case LinearPath::kAmxPrompt: return avx512_math();
   }
   CHECK_UNREACHABLE();
 }
