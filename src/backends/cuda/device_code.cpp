@@ -1,5 +1,6 @@
 #include "backends/cuda/device_code.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace quern::cuda {
@@ -29,6 +30,11 @@ bool runs_on(const Architecture& code, int device) {
 }
 
 }  // namespace
+
+bool runs_code_for(std::string_view architecture, int device) {
+  const auto names = code_architectures();
+  return runs_on(parse(architecture), device) && std::find(names.begin(), names.end(), architecture) != names.end();
+}
 
 Result<void> covers(std::span<const std::string_view> architectures, int device) {
   for (const std::string_view architecture : architectures)

@@ -19,6 +19,8 @@ struct DeviceCode {
 std::span<const DeviceCode> device_code();
 /// Architectures in the images: "80", "90a" are machine code, "89-virtual" is code that a driver translates for anything newer.
 std::span<const std::string_view> code_architectures();
+/// Whether a GPU runs machine code that was compiled for `architecture` itself, with what only that has: clusters of blocks, say.
+bool runs_code_for(std::string_view architecture, int device);
 /// Version of the compiler, 13000 for 13.0; 12000 in builds without one.
 int toolkit_version();
 

@@ -1,3 +1,4 @@
+#include "backends/cuda/device_code.h"
 #include "backends/cuda/gdn_mix.h"
 #include "backends/cuda/mma.h"
 
@@ -80,7 +81,7 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
   ASSIGN_OR_RETURN(GdnLauncher launcher, GdnLauncher::create(problem, gpu));
   GdnMixKernel::Functions functions;
   ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_1", kSharedBytes));
-  if (gpu.traits().architecture >= 90) {
+  if (runs_code_for("90a", gpu.traits().architecture)) {
     ASSIGN_OR_RETURN(functions.decode_2, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_2", kSharedBytes));
     ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_4", kSharedBytes));
   }
