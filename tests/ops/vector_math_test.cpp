@@ -92,8 +92,11 @@ TEST(VectorMath, DecodesEveryE4M3Code) {
     std::vector<float> values(256);
     math->load(codes.data(), DType::kE4M3, 256, values.data());
     for (size_t code = 0; code < codes.size(); ++code) {
-      if (std::isnan(kE4M3Table[code])) EXPECT_TRUE(std::isnan(values[code])) << code;
-      else EXPECT_EQ(values[code], kE4M3Table[code]) << code;
+      if (std::isnan(kE4M3Table[code])) {
+        EXPECT_TRUE(std::isnan(values[code])) << code;
+      } else {
+        EXPECT_EQ(values[code], kE4M3Table[code]) << code;
+      }
     }
   }
 }
