@@ -17,9 +17,11 @@ struct SampleRun {
   int32_t slot = -1;              // -1: padding
   int32_t num_rows = 0;
   int32_t first_logits_row = -1;  // of this run in `logits`, one per sampled row; -1: nothing is sampled and all rows are committed
-  int32_t verify = 0;             // 1: every row has logits, drafts are compared with the sampled tokens; 0: the last row alone is sampled
+  int32_t verify = 0;             // 1: every row has logits, drafts are compared with the sampled tokens; 0: the last row alone is sampled;
+                                  // kSyntheticAcceptance + n: as 1, but the first n drafts count as accepted and no others (benchmarks)
   int32_t first_mask_row = -1;    // of this run in `masks`; -1: no grammar mask
 };
+inline constexpr int32_t kSyntheticAcceptance = 2;
 inline constexpr int64_t kSampleRunFields = sizeof(SampleRun) / sizeof(int32_t);
 
 /// Results on the device, one entry a run.

@@ -18,6 +18,12 @@ constexpr size_t kStagedUploads = 256 << 10;
 bool samples(const StepRun& run) { return run.want == Want::kSample || (run.want == Want::kPromptLogprobs && run.sample_after); }
 int32_t sampled_rows(const StepRun& run) { return !samples(run) ? 0 : run.verify() ? run.num_rows : 1; }
 
+/// See ops::SampleRun::verify.
+int32_t verify_field(const StepRun& run) {
+  if (!run.verify()) return 0;
+  return run.synthetic_acceptance < 0 ? 1 : ops::kSyntheticAcceptance + run.synthetic_acceptance;
+}
+
 /// Rows of the run whose logits go to the host.
 std::vector<int32_t> exported_rows(const StepRun& run) {
   if (run.want == Want::kLogits) return run.logit_rows;
@@ -70,6 +76,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& pl
   const Numerics numerics{plan.activation, plan.kv, plan.ring, plan.options.k_max};
   const Sizes sizes(plan.config, numerics, plan.with_mtp);
   ASSIGN_OR_RETURN(runner->memory_, SequenceMemory::allocate(plan, sizes, device, *runner->stream_));
+  ASSIGN_OR_RETURN(runner->host_, HostStore::allocate(plan, sizes, device));
   const size_t wanted = runner->kernels_->workspace_bytes(std::max(plan.limits.max_rows, plan.limits.max_logit_rows));
   const size_t workspace = std::max(wanted, kKernelWorkspaceBytes);  // the plan's share, so that what is planned is what is taken
   ASSIGN_OR_RETURN(runner->step_, StepMemory::allocate(plan, sizes, workspace, device));
@@ -122,6 +129,7 @@ ModelRunner::InFlight ModelRunner::submit(const StepPlan& plan, const std::funct
   apply_state_ops(plan);
   apply_slot_updates(plan);
   apply_block_tables(plan);
+  apply_drafts(plan);
   for (size_t i = 0; i < plan.runs.size(); ++i) {
     const StepRun& run = plan.runs[i];
     step.result.runs[i].slot = run.slot;
@@ -206,6 +214,10 @@ void ModelRunner::apply_state_ops(const StepPlan& plan) {
       case StateOp::Kind::kSnapshot: memory_.snapshot(op.slot, op.snapshot, copies); break;
       case StateOp::Kind::kRestore: memory_.restore(op.slot, op.snapshot, op.boundary, copies); break;
       case StateOp::Kind::kRewind: memory_.rewind(op.slot, op.boundary, copies); break;
+      case StateOp::Kind::kBlockToHost:
+      case StateOp::Kind::kBlockFromHost:
+      case StateOp::Kind::kSnapshotToHost:
+      case StateOp::Kind::kSnapshotFromHost: host_.apply(op, memory_, *stream_); continue;
     }
     ops::Launch l = launch();
     model_.state_copy.kernel->enqueue(copies, l);
@@ -238,6 +250,27 @@ void ModelRunner::apply_block_tables(const StepPlan& plan) {
     CHECK(update.first_block + std::ssize(update.blocks) <= table.shape[0]);
     upload(std::span<const int32_t>(update.blocks), table.part(update.first_block, std::ssize(update.blocks)));
   }
+  if (!model_.mtp) return;
+  // The MTP layer's entry at the boundary pairs the last restored row with a token that was not known then: it stays empty.
+  std::vector<ops::StateCopy::Copy> copies;
+  for (const StateOp& op : plan.state_ops) {
+    if (op.kind != StateOp::Kind::kRestore) continue;
+    const auto block = static_cast<int32_t>(op.boundary / ops::kGrid);
+    for (const BlockTableUpdate& update : plan.block_table_updates)
+      if (update.slot == op.slot && update.first_block <= block && block < update.first_block + std::ssize(update.blocks))
+        memory_.clear_mtp_row(update.blocks[static_cast<size_t>(block - update.first_block)], copies);
+  }
+  ops::Launch l = launch();
+  if (!copies.empty()) model_.state_copy.kernel->enqueue(copies, l);
+}
+
+/// Drafts that the host has made, to where those of the MTP head would be.
+void ModelRunner::apply_drafts(const StepPlan& plan) {
+  for (const StepRun& run : plan.runs) {
+    if (run.drafts.empty()) continue;
+    CHECK(run.verify() && std::ssize(run.drafts) == run.num_rows - 1);
+    upload(std::span<const int32_t>(run.drafts), memory_.tables.drafts.at(run.slot).part(0, std::ssize(run.drafts)));
+  }
 }
 
 /// The rows of the runs, one after the other, and who samples from which rows of logits.
@@ -268,7 +301,7 @@ void ModelRunner::make_rows(const StepPlan& plan) {
       num_mask_rows = 0;
     }
     SampleGroup& group = groups_.back();
-    ops::SampleRun entry{.slot = run.slot, .num_rows = run.num_rows, .verify = run.verify() ? 1 : 0};
+    ops::SampleRun entry{.slot = run.slot, .num_rows = run.num_rows, .verify = verify_field(run)};
     if (count > 0) {
       entry.first_logits_row = static_cast<int32_t>(group.num_logits);
       for (int32_t i = run.num_rows - count; i < run.num_rows; ++i) logit_rows_.push_back(num_rows + i);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "worker/activation_ranges.h"
+#include "worker/host_store.h"
 #include "worker/loaded_model.h"
 #include "worker/sequence_memory.h"
 #include "worker/start.h"
@@ -71,6 +72,7 @@ class ModelRunner {
   void apply_state_ops(const StepPlan& plan);
   void apply_slot_updates(const StepPlan& plan);
   void apply_block_tables(const StepPlan& plan);
+  void apply_drafts(const StepPlan& plan);
   void make_rows(const StepPlan& plan);
   void add_padding(int32_t number, int32_t first_row);
   void write_inputs(const StepPlan& plan);
@@ -105,6 +107,7 @@ class ModelRunner {
   ActivationRanges* ranges_ = nullptr;
   LoadedModel model_;
   SequenceMemory memory_;
+  HostStore host_;
   StepMemory step_;
   StepLayout layout_;
   std::vector<int32_t> num_logprobs_;  // of each slot, as last given

@@ -26,7 +26,8 @@ struct WorkerOptions {
   int32_t max_num_batched_tokens = 0;  // 0: 2048 (CPU: 512)
   int32_t max_logit_rows = 0;          // 0: one per sequence and draft
   int32_t k_max = 4;                   // drafts that a verify may hold
-  int32_t num_snapshots = 0;           // stored boundaries kept aside
+  int32_t num_snapshots = -1;          // stored boundaries kept aside; -1: as many as a share of the memory holds, 0: none
+  uint64_t host_cache_bytes = 0;       // host memory for KV blocks and snapshots that the device has no place for
   double memory_utilization = 0.9;     // share of the device's memory that may be used
   std::optional<uint64_t> kv_cache_memory_bytes;
   int32_t tp_size = 1, pp_size = 1;

@@ -17,6 +17,10 @@ constexpr double kDefaultStateShare = 0.4;
 /// Host memory is shared with everything else: without an explicit size the CPU platform keeps its KV cache below this.
 constexpr uint64_t kDefaultCpuKvBytes = 4ull << 30;
 constexpr int32_t kDefaultLogitRows = 64;
+/// Snapshots for the prefix cache: some per sequence, from at most this share of what the weights leave (on a CPU also below an absolute size).
+constexpr int32_t kDefaultSnapshotsPerSeq = 4;
+constexpr double kDefaultSnapshotShare = 0.1;
+constexpr uint64_t kDefaultCpuSnapshotBytes = 1ull << 30;
 
 std::string gib(uint64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1ull << 30)); }
 
@@ -164,7 +168,38 @@ std::string what_would_fit(const ExecutionPlan& plan, uint64_t smallest) {
   return fmt::format("a device with {} would fit", gib(static_cast<uint64_t>(static_cast<double>(smallest) / plan.options.memory_utilization)));
 }
 
-/// Divides the budget: weights and workspace first, then sequences, then KV blocks.
+/// How many snapshots there are: as asked, or a share of the `left` bytes.
+int32_t choose_snapshots(ExecutionPlan& plan, const Sizes& sizes, int32_t num_seqs, uint64_t left) {
+  const int32_t wanted = plan.options.num_snapshots;
+  const auto affordable = [&](double share) { return static_cast<int64_t>(static_cast<double>(left) * share / static_cast<double>(sizes.snapshot_bytes)); };
+  if (wanted < 0) {
+    int64_t most = std::min<int64_t>(affordable(kDefaultSnapshotShare), int64_t{kDefaultSnapshotsPerSeq} * num_seqs);
+    if (plan.traits.platform == ops::Platform::kCpu) most = std::min<int64_t>(most, static_cast<int64_t>(kDefaultCpuSnapshotBytes / sizes.snapshot_bytes));
+    return static_cast<int32_t>(most);
+  }
+  const int64_t most = affordable(0.5);
+  if (wanted <= most) return wanted;
+  plan.notes.push_back(fmt::format("snapshots lowered from {} to {}: each takes {}, and half of what weights and workspace leave is for them", wanted, most, gib(sizes.snapshot_bytes)));
+  return static_cast<int32_t>(most);
+}
+
+/// Places in host memory: as many blocks to a snapshot as the device has, so that both run out together.
+void lay_out_host_memory(ExecutionPlan& plan, const Sizes& sizes) {
+  WorkerLimits& limits = plan.limits;
+  const uint64_t bytes = plan.options.host_cache_bytes;
+  if (bytes == 0) return;
+  const uint64_t blocks_each = std::max<uint64_t>(static_cast<uint64_t>(limits.num_blocks / std::max(limits.num_snapshots, 1)), 1);
+  const uint64_t snapshots = bytes / (sizes.snapshot_bytes + blocks_each * sizes.block_bytes);
+  if (snapshots == 0 || limits.num_snapshots == 0) {
+    plan.notes.push_back(fmt::format("the prefix cache uses no host memory: {} hold no snapshot ({}) with {} KV blocks ({} each)", gib(bytes), gib(sizes.snapshot_bytes),
+                                     blocks_each, gib(sizes.block_bytes)));
+    return;
+  }
+  limits.num_host_snapshots = static_cast<int32_t>(std::min<uint64_t>(snapshots, 1u << 20));
+  limits.num_host_blocks = static_cast<int32_t>(std::min<uint64_t>((bytes - static_cast<uint64_t>(limits.num_host_snapshots) * sizes.snapshot_bytes) / sizes.block_bytes, 1u << 30));
+}
+
+/// Divides the budget: weights and workspace first, then snapshots and sequences, then KV blocks.
 void lay_out_memory(ExecutionPlan& plan, const Sizes& sizes) {
   const WorkerOptions& options = plan.options;
   MemoryPlan& memory = plan.memory;
@@ -179,7 +214,8 @@ void lay_out_memory(ExecutionPlan& plan, const Sizes& sizes) {
   limits.vocab_size = static_cast<int32_t>(plan.config.vocab_size);
   limits.k_max = options.k_max;
   limits.has_mtp = plan.with_mtp;
-  limits.num_snapshots = options.num_snapshots;
+  limits.block_bytes = sizes.block_bytes;
+  limits.snapshot_bytes = sizes.snapshot_bytes;
   limits.max_logit_rows = options.max_logit_rows != 0 ? options.max_logit_rows : kDefaultLogitRows;
   limits.max_model_len = options.max_model_len != 0 ? options.max_model_len : static_cast<int32_t>(plan.config.max_position_embeddings);
   const int32_t wanted_slots = options.max_num_seqs != 0 ? options.max_num_seqs : kDefaultMaxNumSeqs;
@@ -192,18 +228,20 @@ void lay_out_memory(ExecutionPlan& plan, const Sizes& sizes) {
   const auto max_blocks = [&] { return ceil_div(limits.max_model_len, ops::kGrid); };
   memory.workspace_bytes = static_cast<uint64_t>(limits.max_rows) * sizes.row_bytes + static_cast<uint64_t>(limits.max_logit_rows) * sizes.logits_row_bytes +
                            static_cast<uint64_t>(wanted_slots) * static_cast<uint64_t>(max_blocks()) * 4 + kKernelWorkspaceBytes;
-  memory.snapshot_bytes = static_cast<uint64_t>(options.num_snapshots) * sizes.snapshot_bytes;
-  const uint64_t fixed = memory.weights_bytes + memory.workspace_bytes + memory.snapshot_bytes;
+  const uint64_t fixed = memory.weights_bytes + memory.workspace_bytes;
   const uint64_t smallest = fixed + memory.slot_bytes + memory.block_bytes;
   if (smallest > memory.budget_bytes) {
     plan.fits = false;
     plan.verdict = fmt::format("does not fit: weights {} + workspace {} + one sequence {} = {}, but {} of {}'s {} may be used (--gpu-memory-utilization {}); {}",
-                               gib(memory.weights_bytes), gib(memory.workspace_bytes + memory.snapshot_bytes), gib(memory.slot_bytes + memory.block_bytes),
+                               gib(memory.weights_bytes), gib(memory.workspace_bytes), gib(memory.slot_bytes + memory.block_bytes),
                                gib(smallest), gib(memory.budget_bytes), plan.traits.name, gib(memory.device_bytes), options.memory_utilization,
                                what_would_fit(plan, smallest));
     return;
   }
   uint64_t left = memory.budget_bytes - fixed;
+  limits.num_snapshots = choose_snapshots(plan, sizes, wanted_slots, left - memory.slot_bytes - memory.block_bytes);
+  memory.snapshot_bytes = static_cast<uint64_t>(limits.num_snapshots) * sizes.snapshot_bytes;
+  left -= memory.snapshot_bytes;
 
   // Sequences.
   const double state_share = options.max_num_seqs != 0 ? 0.9 : kDefaultStateShare;
@@ -248,6 +286,7 @@ void lay_out_memory(ExecutionPlan& plan, const Sizes& sizes) {
     plan.notes.push_back(fmt::format("max_model_len lowered from {} to {}: that is what the KV cache of {} holds", limits.max_model_len, longest, gib(memory.kv_bytes)));
     limits.max_model_len = static_cast<int32_t>(longest);
   }
+  lay_out_host_memory(plan, sizes);
   plan.fits = true;
   plan.verdict = fmt::format("fits: {} of {} used; {} sequences, {} KV tokens", gib(memory.total_bytes()), gib(memory.device_bytes), limits.num_slots,
                              static_cast<int64_t>(limits.num_blocks) * ops::kGrid);

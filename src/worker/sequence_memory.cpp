@@ -116,4 +116,21 @@ void SequenceMemory::rewind(int32_t slot, int32_t boundary, std::vector<ops::Sta
   fill_hidden(slot, boundary, boundary_hidden.at(slot), copies);
 }
 
+std::vector<ops::TensorView> SequenceMemory::block_parts(int32_t block) const {
+  std::vector<ops::TensorView> parts;
+  for (const ops::KvCacheView& layer : kv) parts.insert(parts.end(), {layer.k.at(block), layer.v.at(block)});
+  return parts;
+}
+
+std::vector<ops::TensorView> SequenceMemory::snapshot_parts(int32_t snapshot) const {
+  std::vector<ops::TensorView> parts = {snapshot_hidden_.at(snapshot)};
+  for (const SnapshotLayer& layer : snapshot_layers_) parts.insert(parts.end(), {layer.state.at(snapshot), layer.boundary_columns.at(snapshot)});
+  return parts;
+}
+
+void SequenceMemory::clear_mtp_row(int32_t block, std::vector<ops::StateCopy::Copy>& copies) const {
+  for (const ops::TensorView& part : {kv.back().k, kv.back().v})
+    for (int64_t head = 0; head < part.shape[1]; ++head) copies.push_back({{}, part.at(block).at(head).at(0)});
+}
+
 }  // namespace quern::worker

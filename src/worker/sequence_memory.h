@@ -29,6 +29,11 @@ class SequenceMemory {
   void restore(int32_t slot, int32_t snapshot, int32_t boundary, std::vector<ops::StateCopy::Copy>& copies) const;
   /// Those that drop the rows past `slot`'s stored boundary.
   void rewind(int32_t slot, int32_t boundary, std::vector<ops::StateCopy::Copy>& copies) const;
+  /// All that belongs to a KV block, and to a snapshot; every part is contiguous.
+  [[nodiscard]] std::vector<ops::TensorView> block_parts(int32_t block) const;
+  [[nodiscard]] std::vector<ops::TensorView> snapshot_parts(int32_t snapshot) const;
+  /// Those that clear the first row of a KV block of the MTP layer.
+  void clear_mtp_row(int32_t block, std::vector<ops::StateCopy::Copy>& copies) const;
 
  private:
   /// Columns and hidden of a boundary to their places in the slot's windows.

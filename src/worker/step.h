@@ -30,7 +30,7 @@ enum class Want : uint8_t {
   kPromptLogprobs,  // per row, the log-probability of the given token that follows it; then as kSample when `sample_after` is set
 };
 
-enum class DraftMethod : uint8_t { kNone, kMtp, kNgram };
+enum class DraftMethod : uint8_t { kNone, kMtp };
 
 /// Consecutive rows of one sequence in one step. They start at the device's cursor of the slot.
 struct StepRun {
@@ -44,6 +44,8 @@ struct StepRun {
   bool sample_after = false;                   // kPromptLogprobs: also sample the token after the last row
   std::vector<int32_t> logit_rows;             // kLogits: rows of the run, ascending
   int32_t following_token = -1;                // kPromptLogprobs without sample_after and P runs with MTP: the prompt's token after the last row, if any
+  std::vector<int32_t> drafts;                 // a verify: the num_rows - 1 drafts, where the host has made them; empty: those that the device holds
+  int32_t synthetic_acceptance = -1;           // a verify in a benchmark: so many drafts count as accepted, whatever was drawn; -1: those that agree
   DraftMethod propose = DraftMethod::kNone;    // drafts to make after this step, for the next one
   int32_t propose_depth = 0;
   bool fill_mtp = false;                       // keep the MTP layer's KV up to date for these rows
@@ -74,11 +76,18 @@ struct StateOp {
     kSnapshot,  // the slot's stored boundary -> snapshot
     kRestore,   // snapshot -> slot; cursor and boundary become `boundary`
     kRewind,    // drop rows past the slot's stored boundary: cursor becomes the boundary
+    // Between the device and places in host memory.
+    kBlockToHost,
+    kBlockFromHost,
+    kSnapshotToHost,
+    kSnapshotFromHost,
   };
   Kind kind = Kind::kClear;
   int32_t slot = 0;
   int32_t snapshot = -1;
   int32_t boundary = 0;
+  int32_t block = -1;  // the KV block of kBlockToHost and kBlockFromHost
+  int32_t host = -1;   // the place for a block or a snapshot in host memory
 };
 
 struct StepPlan {

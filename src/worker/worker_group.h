@@ -13,6 +13,10 @@ struct WorkerLimits {
   int32_t num_slots = 0;         // sequences with state at the same time
   int32_t num_blocks = 0;        // KV blocks of 64 tokens
   int32_t num_snapshots = 0;     // stored boundaries kept aside
+  int32_t num_host_blocks = 0;     // places for KV blocks
+  int32_t num_host_snapshots = 0;  // and for snapshots in host memory
+  uint64_t block_bytes = 0;      // of one KV block
+  uint64_t snapshot_bytes = 0;   // of one snapshot
   int32_t max_model_len = 0;     // tokens of prompt and output
   int32_t max_rows = 0;          // rows of one step
   int32_t max_logit_rows = 0;    // rows of one step whose logits are computed

@@ -219,6 +219,7 @@ class SampleKernel final : public ops::Sample::Kernel {
     int32_t& cursor = slots.cursor.data<int32_t>()[run.slot];
     int32_t& boundary = slots.boundary.data<int32_t>()[run.slot];
     const bool verify = run.first_logits_row >= 0 && run.verify != 0;
+    const int32_t synthetic = run.verify - ops::kSyntheticAcceptance;  // drafts that count as accepted; below 0: those that agree
     const int64_t num_draws = run.first_logits_row < 0 ? 0 : verify ? run.num_rows : 1;
     CHECK(num_draws <= per_run);
     const Slot slot{sampler.params.data<SlotSampling>() + run.slot, sampler.counts.data<int32_t>() + run.slot * vocab,
@@ -242,7 +243,7 @@ class SampleKernel final : public ops::Sample::Kernel {
       ++slot.counts[token];
       ++slot.params->num_generated;
       if (is_stop(*slot.params, token)) break;
-      if (draw + 1 < num_draws && drafts[draw] != token) break;
+      if (draw + 1 < num_draws && (synthetic >= 0 ? draw >= synthetic : drafts[draw] != token)) break;
     }
     if (failed) {  // what was drawn before the bad row is taken back: the request fails as a whole
       for (int32_t t = 0; t < num_tokens; ++t) --slot.counts[tokens[t]];

@@ -263,6 +263,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample(const __grid_const
   const int32_t cursor = args.cursor[run.slot];
   const bool verify = run.first_logits_row >= 0 && run.verify != 0;
   const int num_draws = run.first_logits_row < 0 ? 0 : verify ? run.num_rows : 1;
+  const int synthetic = run.verify - 2;  // ops::kSyntheticAcceptance: drafts that count as accepted; below 0: those that agree
 
   int num_tokens = 0;
   bool failed = false;
@@ -301,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample(const __grid_const
       break;
     }
     if (params.num_logprobs >= 0) write_logprobs(args, raw, token, params.num_logprobs, number * per_run + draw, s);
-    const bool ends = is_stop(params, token) || (draw + 1 < num_draws && drafts[draw] != token);
+    const bool ends = is_stop(params, token) || (draw + 1 < num_draws && (synthetic >= 0 ? draw >= synthetic : drafts[draw] != token));
     __syncthreads();
     if (thread == 0) {
       args.tokens[number * per_run + num_tokens] = token;
