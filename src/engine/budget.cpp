@@ -32,7 +32,14 @@ Budget resolve_budget(const EngineOptions& options, const worker::WorkerLimits& 
              tokens, kBlockSize + seqs, seqs, kBlockSize);
     tokens = kBlockSize + seqs;
   }
-  return {seqs, tokens};
+
+  int32_t prompt_rows = options.long_prefill_token_threshold;
+  if (prompt_rows > 0 && prompt_rows % kBlockSize != 0) {
+    prompt_rows = std::max(prompt_rows / kBlockSize, 1) * kBlockSize;
+    log_info("long_prefill_token_threshold {} becomes {}: prompts are cut every {} tokens", options.long_prefill_token_threshold, prompt_rows,
+             kBlockSize);
+  }
+  return {seqs, tokens, prompt_rows};
 }
 
 }  // namespace quern::engine

@@ -12,6 +12,7 @@ namespace quern::engine {
 struct Budget {
   int32_t max_num_seqs = 0;
   int32_t max_num_batched_tokens = 0;  // rows of one step
+  int32_t max_prompt_rows = 0;         // of one sequence in a step, a multiple of 64; 0: as many as fit
 };
 
 /// Every wish that cannot be met is logged with what is done instead.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <span>
 #include <string>
 #include <variant>
 
@@ -31,7 +32,7 @@ EngineThread::EngineThread(std::unique_ptr<worker::WorkerGroup> workers, const E
     : workers_(std::move(workers)),
       max_steps_in_flight_(static_cast<size_t>(std::max(options.steps_in_flight, 1))),
       inbox_(std::make_shared<Inbox>(budget.max_num_seqs, options.max_queue_len)),
-      scheduler_(workers_->limits(), budget) {
+      scheduler_(workers_->limits(), budget, options.prefix_cache, options.speculation) {
   publish();
   thread_ = std::jthread([this] { run(); });
 }
@@ -123,7 +124,7 @@ bool EngineThread::submit_step() {
   std::optional<PlannedStep> step = scheduler_.plan();
   if (!step) return false;
   const bool masks_due = std::any_of(step->runs.begin(), step->runs.end(), [](const PlannedRun& run) { return run.mask_pending; });
-  in_flight_.push_back({step->plan.step, std::move(step->runs), masks_due});
+  in_flight_.push_back({step->plan.step, std::move(step->runs), step->decode_depth, masks_due});
   workers_->submit(std::move(step->plan));
   return true;
 }
@@ -132,15 +133,33 @@ bool EngineThread::submit_step() {
 void EngineThread::send_masks() {
   if (in_flight_.empty() || !std::exchange(in_flight_.front().masks_due, false)) return;
   worker::StepMasks masks{.step = in_flight_.front().step};
-  const size_t num_words = (static_cast<size_t>(limits().vocab_size) + 31) / 32;
-  for (const PlannedRun& run : in_flight_.front().runs) {
-    if (!run.mask_pending) continue;
-    Sequence& sequence = *run.sequence;
-    std::vector<uint32_t> mask(num_words);
-    if (sequence.state == SequenceState::kFinished || !sequence.request.constraint->fill_mask(mask)) mask.assign(num_words, ~0u);
-    masks.rows.emplace_back(sequence.slot->index(), std::move(mask));
-  }
+  for (const PlannedRun& run : in_flight_.front().runs)
+    if (run.mask_pending) masks.rows.emplace_back(run.sequence->slot->index(), make_masks(*run.sequence, run));
   workers_->submit_masks(std::move(masks));
+}
+
+/// One mask for every token that the run may draw: each as if the drafts before it had been accepted.
+std::vector<uint32_t> EngineThread::make_masks(Sequence& sequence, const PlannedRun& run) const {
+  const size_t num_words = (static_cast<size_t>(limits().vocab_size) + 31) / 32;
+  const size_t num_masks = run.verify ? static_cast<size_t>(run.num_rows) : 1;
+  std::vector<uint32_t> masks(num_masks * num_words, ~0u);
+  if (sequence.state == SequenceState::kFinished) return masks;
+  TokenConstraint& constraint = *sequence.request.constraint;
+  const std::vector<int32_t>& drafts = run.drafts.empty() ? sequence.last_drafts : run.drafts;
+  int32_t num_accepted = 0;
+  for (size_t i = 0; i < num_masks; ++i) {
+    const std::span<uint32_t> mask(masks.data() + i * num_words, num_words);
+    std::fill(mask.begin(), mask.end(), 0);
+    if (!constraint.fill_mask(mask)) std::fill(mask.begin(), mask.end(), ~0u);
+    // Behind a draft that is not allowed nothing is drawn.
+    if (i + 1 == num_masks || i >= drafts.size() || constraint.finished()) break;
+    const auto draft = static_cast<size_t>(drafts[i]);
+    if ((mask[draft / 32] >> (draft % 32) & 1u) == 0) break;
+    constraint.accept(drafts[i]);
+    ++num_accepted;
+  }
+  constraint.rollback(num_accepted);
+  return masks;
 }
 
 void EngineThread::handle(worker::StepResult result) {
@@ -160,14 +179,17 @@ void EngineThread::handle(worker::StepResult result) {
   } else {
     CHECK(result.runs.size() == step.runs.size());
   }
+  if (step.decode_depth >= 0 && !result.error)
+    scheduler_.speculator().observe_step(static_cast<int32_t>(step.runs.size()), step.decode_depth, result.device_seconds);
   for (size_t i = 0; i < step.runs.size(); ++i) {
     const PlannedRun& run = step.runs[i];
+    const auto num_sampled = static_cast<int32_t>(result.error ? 0 : result.runs[i].tokens.size());
     if (run.sequence->state == SequenceState::kFinished) {
       stats_.discarded_rows += static_cast<uint64_t>(run.num_rows);
     } else {
       advance(*run.sequence, run, result.runs[i]);
     }
-    scheduler_.retire(*run.sequence);
+    scheduler_.retire(*run.sequence, num_sampled);
   }
 }
 
@@ -177,10 +199,12 @@ void EngineThread::advance(Sequence& sequence, const PlannedRun& run, worker::Ru
   TokenEvent event;
   if (result.non_finite) {
     const std::string where = run.samples ? fmt::format("at token {} of the output, after", sequence.num_generated() + 1) : "in";
+    sequence.faulty = true;
     return finish(sequence, {.reason = FinishReason::kError,
                              .error = make_error(ErrorCode::kInternal, "the model produced non-finite logits {} a prompt of {} tokens",
                                                  where, sequence.num_prompt())});
   }
+  sequence.last_drafts = std::move(result.drafts);
   std::move(result.prompt_logprobs.begin(), result.prompt_logprobs.end(), std::back_inserter(sequence.prompt_logprobs));
   if (run.ends_prompt) event.prompt_logprobs = std::move(sequence.prompt_logprobs);
 
@@ -217,7 +241,9 @@ std::optional<Finish> EngineThread::accept(Sequence& sequence, int32_t token) {
 
 /// Tells the consumer, and takes the sequence out of the schedule.
 void EngineThread::finish(Sequence& sequence, Finish finish, TokenEvent event) {
-  finish.usage = {.prompt_tokens = sequence.num_prompt(), .completion_tokens = std::min(sequence.num_generated(), sequence.token_limit)};
+  finish.usage = {.prompt_tokens = sequence.num_prompt(),
+                  .completion_tokens = std::min(sequence.num_generated(), sequence.token_limit),
+                  .cached_tokens = sequence.cached_tokens.value_or(0)};
   stats_.prompt_tokens += static_cast<uint64_t>(finish.usage.prompt_tokens);
   stats_.generation_tokens += static_cast<uint64_t>(finish.usage.completion_tokens);
   stats_.unfinished_generation_tokens -= sequence.generated.size();
@@ -227,6 +253,7 @@ void EngineThread::finish(Sequence& sequence, Finish finish, TokenEvent event) {
     case FinishReason::kCancelled: ++stats_.requests_cancelled; break;
     case FinishReason::kError: ++stats_.requests_error; break;
   }
+  sequence.interrupted = finish.reason == FinishReason::kCancelled;
   event.finish = std::move(finish);
   events_.emplace_back(sequence.events, std::move(event));
   scheduler_.remove(sequence);
@@ -242,10 +269,24 @@ void EngineThread::publish() {
   stats_.num_running = scheduler_.num_running();
   stats_.num_waiting = scheduler_.num_waiting();
   stats_.num_blocks = scheduler_.blocks().size();
-  stats_.num_free_blocks = scheduler_.blocks().num_free();
+  stats_.num_free_blocks = scheduler_.blocks().num_free() + scheduler_.blocks().num_idle();
   stats_.num_slots = scheduler_.slots().size();
   stats_.num_free_slots = scheduler_.slots().num_free();
   stats_.num_preemptions = scheduler_.num_preemptions();
+  const PrefixCache& cache = scheduler_.prefix_cache();
+  stats_.prefix_queried_tokens = cache.num_queried_tokens();
+  stats_.prefix_hit_tokens = cache.num_hit_tokens();
+  stats_.prefix_evictions = cache.num_evictions();
+  stats_.prefix_host_tokens = cache.num_host_tokens();
+  stats_.num_host_blocks = cache.num_host_blocks();
+  stats_.num_host_blocks_used = cache.num_host_blocks_used();
+  stats_.num_swapped = cache.num_swapped();
+  stats_.num_recomputed = cache.num_recomputed();
+  stats_.num_snapshots = limits().num_snapshots;
+  stats_.num_snapshots_used = cache.num_snapshots_used();
+  stats_.speculation = scheduler_.speculator().counts();
+  stats_.max_draft_tokens = scheduler_.speculator().options().num_speculative_tokens;
+  stats_.num_cached_blocks = cache.num_cached_blocks();
   {
     std::lock_guard lock(published_mutex_);
     published_stats_ = stats_;

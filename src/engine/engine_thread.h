@@ -38,6 +38,7 @@ class EngineThread final : public Engine {
   struct StepInFlight {
     uint64_t step = 0;
     std::vector<PlannedRun> runs;
+    int32_t decode_depth = -1;
     bool masks_due = false;
   };
 
@@ -47,6 +48,7 @@ class EngineThread final : public Engine {
   void stop_at(Sequence& sequence, int32_t completion_tokens);
   bool submit_step();
   void send_masks();
+  std::vector<uint32_t> make_masks(Sequence& sequence, const PlannedRun& run) const;
   void handle(worker::StepResult result);
   void advance(Sequence& sequence, const PlannedRun& run, worker::RunResult& result);
   std::optional<Finish> accept(Sequence& sequence, int32_t token);

@@ -9,7 +9,7 @@
 
 namespace quern::engine {
 
-/// The indices 0 .. size - 1 of equal things on the devices. They are handed out as handles that return themselves.
+/// The indices 0 .. size - 1 of equal things on the devices with one holder each. They are handed out as handles that return themselves.
 /// Owned by the engine thread; outlives its handles.
 template <class Tag>
 class IndexPool {
@@ -61,11 +61,13 @@ class IndexPool {
   std::vector<int32_t> free_;
 };
 
-/// KV blocks of 64 tokens.
-using BlockPool = IndexPool<struct BlockTag>;
-using BlockRef = BlockPool::Ref;
 /// Places for the recurrent state, sampling parameters and block table of one sequence.
 using SlotPool = IndexPool<struct SlotTag>;
 using StateSlot = SlotPool::Ref;
+/// Places in host memory for KV blocks and for snapshots.
+using HostBlockPool = IndexPool<struct HostBlockTag>;
+using HostBlock = HostBlockPool::Ref;
+using HostSnapshotPool = IndexPool<struct HostSnapshotTag>;
+using HostSnapshot = HostSnapshotPool::Ref;
 
 }  // namespace quern::engine

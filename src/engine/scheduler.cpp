@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/ngram.h"
 
 namespace quern::engine {
 
@@ -22,12 +23,12 @@ worker::SlotUpdate slot_update(const Sequence& sequence) {
   return update;
 }
 
-/// The token after the run's last row is drawn.
+/// The token after the run's last row is drawn, of a verify one after every row.
 void sample(StepRun& run, PlannedRun& planned) {
   run.want = Want::kSample;
   planned.samples = true;
   run.mask_pending = planned.mask_pending = planned.sequence->request.constraint != nullptr;
-  ++planned.sequence->planned_tokens;
+  planned.sequence->planned_tokens += run.verify() ? run.num_rows : 1;
 }
 
 template <class T>
@@ -44,12 +45,19 @@ struct Scheduler::Draft {
   std::vector<PlannedRun> decode_owners;
   int32_t rows_left = 0;
   int32_t logit_rows_left = 0;
+  int32_t depth = 0;               // drafts to be made for the next step
   int32_t num_blocks_claimed = 0;  // of those that will come back, by decodes that wait for them
   bool stalled = false;            // a decode waits for a block
 };
 
-Scheduler::Scheduler(const worker::WorkerLimits& limits, const Budget& budget)
-    : limits_(limits), budget_(budget), blocks_(limits.num_blocks), slots_(limits.num_slots) {
+Scheduler::Scheduler(const worker::WorkerLimits& limits, const Budget& budget, const PrefixCacheOptions& prefix_cache,
+                     const SpeculationOptions& speculation)
+    : limits_(limits),
+      budget_(budget),
+      blocks_(limits.num_blocks),
+      slots_(limits.num_slots),
+      prefix_cache_(limits, prefix_cache, budget.max_num_seqs, blocks_),
+      speculator_(speculation, limits) {
   running_.reserve(static_cast<size_t>(budget.max_num_seqs));
 }
 
@@ -76,6 +84,12 @@ std::optional<PlannedStep> Scheduler::plan() {
   append(step.plan.runs, draft.decode_runs);
   append(step.runs, draft.decode_owners);
   if (step.runs.empty()) return std::nullopt;
+  step.plan.state_ops = std::exchange(prefix_cache_.ops(), {});
+  const auto uniform = [&](const StepRun& run) {
+    return run.kind == RowKind::kDecode && run.tokens.empty() && run.num_rows == step.plan.runs[0].num_rows &&
+           (speculator_.method() != SpeculationMethod::kMtp || run.propose_depth == run.num_rows - 1);
+  };
+  if (std::all_of(step.plan.runs.begin(), step.plan.runs.end(), uniform)) step.decode_depth = step.plan.runs[0].num_rows - 1;
   step.plan.step = num_planned_++;
   return std::move(step);
 }
@@ -87,18 +101,74 @@ void Scheduler::plan_decodes(Draft& draft) {
   if (next != running_.end() && (*next)->wants_prompt_logprobs())
     kept_for_prompt = std::min(kBlockSize, (*next)->num_prompt() - (*next)->planned_rows);
 
-  for (size_t i = 0; i < running_.size(); ++i) {  // grow() may shorten the list behind i
-    Sequence& sequence = *running_[i];
-    if (!sequence.can_decode()) continue;
-    if (draft.logit_rows_left <= kept_for_prompt) break;
-    if (!grow(sequence, draft)) continue;
-    CHECK(sequence.planned_rows == sequence.num_prompt() + sequence.planned_tokens - 1);
-    StepRun run{.kind = RowKind::kDecode, .num_rows = 1};
-    PlannedRun planned{.sequence = &sequence, .num_rows = 1};
-    sample(run, planned);
-    --draft.logit_rows_left;
-    add_run(std::move(run), planned, draft);
+  // Depth is lowered first where rows are short; a chunk of a prompt shall always fit.
+  const bool guesses = speculator_.method() != SpeculationMethod::kNone;
+  const auto num_decodes = static_cast<int32_t>(std::count_if(running_.begin(), running_.end(), [](const Sequence* s) { return s->can_decode(); }));
+  const int32_t kept_rows = next != running_.end() || !waiting_.empty() ? kBlockSize : 0;
+  int32_t most_rows = 1;
+  if (guesses) {
+    most_rows = std::min((draft.logit_rows_left - kept_for_prompt) / std::max(num_decodes, 1), (draft.rows_left - kept_rows) / std::max(num_decodes, 1));
+    draft.depth = speculator_.choose_depth(num_decodes, std::max(most_rows, 1) - 1);
   }
+  for (size_t i = 0; i < running_.size(); ++i) {  // grow() may shorten the list behind i
+    if (!running_[i]->can_decode()) continue;
+    if (draft.logit_rows_left <= kept_for_prompt) break;
+    plan_decode(*running_[i], most_rows, draft);
+  }
+}
+
+void Scheduler::plan_decode(Sequence& sequence, int32_t most_rows, Draft& draft) {
+  const bool ngram = speculator_.method() == SpeculationMethod::kNgram;
+  if (ngram && !sequence.in_flight.empty()) return;  // its last tokens must be known to look for them
+  if (!grow(sequence, draft)) return;
+  CHECK(sequence.planned_rows == sequence.num_prompt() + sequence.planned_tokens - 1);
+  StepRun run{.kind = RowKind::kDecode, .num_rows = 1};
+  PlannedRun planned{.sequence = &sequence};
+
+  int32_t num_drafts = std::min(most_rows, sequence.token_limit - sequence.planned_tokens) - 1;
+  if (ngram) {
+    const SpeculationOptions& options = speculator_.options();
+    run.drafts = ngram_drafts(sequence.request.prompt, sequence.generated, options.prompt_lookup_min, options.prompt_lookup_max,
+                              std::min(num_drafts, draft.depth));
+    num_drafts = static_cast<int32_t>(run.drafts.size());
+  } else {
+    num_drafts = std::min(num_drafts, sequence.num_drafts);
+  }
+  // The last run of an output stores what it folds, so that a follow-up finds it; a verify would leave that to a run that never comes.
+  const int32_t lowest = sequence.known_rows + static_cast<int32_t>(sequence.in_flight.size());
+  const bool may_be_last = sequence.planned_tokens + 1 + num_drafts >= sequence.token_limit;
+  if (may_be_last && boundary_before(lowest) != boundary_before(sequence.planned_rows + 1 + num_drafts)) num_drafts = 0;
+  // Drafts are no reason to preempt anybody.
+  while (sequence.planned_rows + 1 + num_drafts > sequence.num_blocks() * kBlockSize) {
+    if (auto block = acquire_block()) {
+      sequence.blocks.push_back(*std::move(block));
+    } else {
+      num_drafts = sequence.num_blocks() * kBlockSize - sequence.planned_rows - 1;
+    }
+  }
+  if (num_drafts > 0) run.num_rows += num_drafts;
+  run.drafts.resize(std::min(run.drafts.size(), static_cast<size_t>(run.num_rows - 1)));
+  if (run.verify()) run.synthetic_acceptance = speculator_.synthetic_acceptance(run.num_rows - 1);
+  planned.num_rows = run.num_rows;
+  planned.verify = run.verify();
+  planned.drafts = run.drafts;
+  sample(run, planned);
+  draft.logit_rows_left -= run.num_rows;
+  speculate(run, planned, draft);
+  add_run(std::move(run), planned, draft);
+}
+
+/// Drafts for the sequence's next run are made behind this one; the MTP layer sees every row, so that it can do so at any time.
+void Scheduler::speculate(StepRun& run, const PlannedRun& planned, const Draft& draft) {
+  Sequence& sequence = *planned.sequence;
+  sequence.num_drafts = 0;
+  if (speculator_.method() != SpeculationMethod::kMtp) return;
+  run.fill_mtp = true;
+  if (!planned.samples) return;
+  sequence.num_drafts = std::clamp(sequence.token_limit - sequence.planned_tokens - 1, 0, draft.depth);
+  if (sequence.num_drafts == 0) return;
+  run.propose = worker::DraftMethod::kMtp;
+  run.propose_depth = sequence.num_drafts;
 }
 
 void Scheduler::plan_given_tokens(Draft& draft) {
@@ -112,16 +182,18 @@ void Scheduler::plan_given_tokens(Draft& draft) {
   }
 }
 
-/// A chunk that ends on the grid, or with the prompt.
+/// A chunk that ends on the grid, or with the prompt, and where a state is to be kept.
 void Scheduler::plan_prompt(Sequence& sequence, Draft& draft) {
   const std::vector<int32_t>& prompt = sequence.request.prompt;
   const bool logprobs = sequence.wants_prompt_logprobs();
   const bool samples_at_end = sequence.num_replayed == 0 && sequence.token_limit > 0;
-  const int32_t most = logprobs ? std::min(draft.rows_left, draft.logit_rows_left) : draft.rows_left;
+  int32_t most = logprobs ? std::min(draft.rows_left, draft.logit_rows_left) : draft.rows_left;
+  if (budget_.max_prompt_rows > 0) most = std::min(most, budget_.max_prompt_rows);
   const int32_t begin = sequence.planned_rows, remaining = sequence.num_prompt() - begin;
   int32_t num_rows = remaining;
   if (remaining > most || (samples_at_end && draft.logit_rows_left == 0))
     num_rows = std::min(most, remaining - 1) / kBlockSize * kBlockSize;
+  num_rows = prefix_cache_.cut(sequence, begin + num_rows) - begin;
   if (num_rows == 0) return;
 
   const int32_t end = begin + num_rows;
@@ -132,6 +204,7 @@ void Scheduler::plan_prompt(Sequence& sequence, Draft& draft) {
               .position = {begin, begin, begin}};
   PlannedRun planned{.sequence = &sequence, .num_rows = num_rows, .ends_prompt = ends && sequence.num_replayed == 0};
   if (!ends) run.following_token = prompt[static_cast<size_t>(end)];
+  if (ends && sequence.num_replayed > 0) run.following_token = sequence.generated[0];
   if (ends && samples_at_end) {
     sample(run, planned);
     if (!logprobs) --draft.logit_rows_left;
@@ -142,6 +215,7 @@ void Scheduler::plan_prompt(Sequence& sequence, Draft& draft) {
     run.num_prompt_logprobs = sequence.request.prompt_logprobs;
     draft.logit_rows_left -= num_rows;
   }
+  speculate(run, planned, draft);
   add_run(std::move(run), planned, draft);
 }
 
@@ -158,7 +232,10 @@ void Scheduler::plan_replay(Sequence& sequence, Draft& draft) {
   if (num_rows == remaining) {
     sample(run, planned);
     --draft.logit_rows_left;
+  } else {
+    run.following_token = *(first + num_rows);
   }
+  speculate(run, planned, draft);
   add_run(std::move(run), planned, draft);
 }
 
@@ -168,8 +245,14 @@ void Scheduler::add_run(StepRun run, const PlannedRun& planned, Draft& draft) {
   worker::StepPlan& plan = draft.step.plan;
   run.slot = sequence.slot->index();
   if (!std::exchange(sequence.slot_sent, true)) {
-    plan.state_ops.push_back({.kind = worker::StateOp::Kind::kClear, .slot = run.slot});
+    std::vector<worker::StateOp>& ops = prefix_cache_.ops();
+    ops.push_back({.kind = worker::StateOp::Kind::kClear, .slot = run.slot});
+    if (const auto snapshot = std::exchange(sequence.prefix.restore, std::nullopt))
+      ops.push_back(
+          {.kind = worker::StateOp::Kind::kRestore, .slot = run.slot, .snapshot = snapshot->index(), .boundary = sequence.planned_rows});
     plan.slot_updates.push_back(slot_update(sequence));
+  } else {
+    prefix_cache_.before_run(sequence, run.num_rows, run.verify());
   }
   if (sequence.num_blocks_sent < sequence.num_blocks()) {
     worker::BlockTableUpdate update{.slot = run.slot, .first_block = sequence.num_blocks_sent};
@@ -179,7 +262,7 @@ void Scheduler::add_run(StepRun run, const PlannedRun& planned, Draft& draft) {
     sequence.num_blocks_sent = sequence.num_blocks();
   }
   sequence.planned_rows += run.num_rows;
-  ++sequence.steps_in_flight;
+  sequence.in_flight.push_back({.num_rows = run.num_rows, .verify = run.verify(), .samples = planned.samples});
   draft.rows_left -= run.num_rows;
   const bool prompt = run.kind == RowKind::kPrompt;
   (prompt ? plan.runs : draft.decode_runs).push_back(std::move(run));
@@ -190,39 +273,54 @@ void Scheduler::add_run(StepRun run, const PlannedRun& planned, Draft& draft) {
 void Scheduler::admit(const Draft& draft) {
   int64_t rows_wanted = 0;
   for (const Sequence* sequence : running_) rows_wanted += std::max(sequence->num_given() - sequence->planned_rows, 0);
-  while (rows_wanted < draft.rows_left && !waiting_.empty()) {
-    Sequence& sequence = **waiting_.begin();
-    if (!admit_one(sequence)) return;
-    rows_wanted += sequence.num_given();
+  for (auto next = waiting_.begin(); rows_wanted < draft.rows_left && next != waiting_.end();) {
+    Sequence& sequence = **next++;  // admission takes it out
+    const Admission admission = admit_one(sequence);
+    if (admission == Admission::kNoRoom) return;
+    if (admission == Admission::kDone) rows_wanted += sequence.num_given() - sequence.planned_rows;
   }
 }
 
-bool Scheduler::admit_one(Sequence& sequence) {
-  if (num_running() >= budget_.max_num_seqs || slots_.num_free() == 0) return false;
+Scheduler::Admission Scheduler::admit_one(Sequence& sequence) {
+  if (num_running() >= budget_.max_num_seqs || slots_.num_free() == 0) return Admission::kNoRoom;
+  PrefixIndex::Hit hit = prefix_cache_.find(sequence);
+  const auto keeps_more = [&](const Sequence* other) {
+    return (other->state == SequenceState::kFinished || runs_before(*other, sequence)) && prefix_cache_.will_keep_more(*other, sequence, hit.num_rows());
+  };
+  if (hit.pending || std::any_of(running_.begin(), running_.end(), keeps_more) || std::any_of(departing_.begin(), departing_.end(), keeps_more))
+    return Admission::kLater;
+  if (!prefix_cache_.prepare(hit)) hit = prefix_cache_.find(sequence, true);
   const auto may_grow = [](const Sequence* s) { return s->num_blocks() < s->num_blocks_at_most(); };
-  const int64_t needed = num_blocks_for(sequence.num_prompt() + sequence.num_generated());
+  const int64_t needed = num_blocks_for(sequence.num_known());
+  const int64_t fresh = needed - std::ssize(hit.blocks);
   const int64_t headroom = std::count_if(running_.begin(), running_.end(), may_grow) + (needed < sequence.num_blocks_at_most() ? 1 : 0);
-  if (blocks_.num_free() < needed + headroom) return false;
+  bool has_room = blocks_.num_free() + blocks_.num_idle() >= fresh + headroom;
+  while (has_room && blocks_.num_free() < fresh) has_room = prefix_cache_.evict_blocks();
+  if (!has_room) {
+    prefix_cache_.let_go(hit);
+    return Admission::kNoRoom;
+  }
 
   waiting_.erase(&sequence);
   running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, RunsBefore{}), &sequence);
   sequence.state = SequenceState::kRunning;
   sequence.num_replayed = sequence.planned_tokens = sequence.num_generated();
   sequence.slot = slots_.acquire();
+  prefix_cache_.admit(sequence, std::move(hit));
   sequence.blocks.reserve(static_cast<size_t>(sequence.num_blocks_at_most()));
   while (sequence.num_blocks() < needed) sequence.blocks.push_back(*blocks_.acquire());
-  return true;
+  return Admission::kDone;
 }
 
 /// Makes sure that the next row has a place in the KV cache. False when it must wait for a block.
 bool Scheduler::grow(Sequence& sequence, Draft& draft) {
   if (sequence.planned_rows < sequence.num_blocks() * kBlockSize) return true;
   while (true) {
-    if (auto block = blocks_.acquire()) {
+    if (auto block = acquire_block()) {
       sequence.blocks.push_back(*std::move(block));
       return true;
     }
-    int32_t returning = 0;
+    int32_t returning = blocks_.num_idle();  // of cached prefixes that will be complete with a step in flight
     for (const Sequence* s : departing_) returning += s->num_blocks();
     if (draft.num_blocks_claimed < returning) {
       ++draft.num_blocks_claimed;
@@ -235,44 +333,72 @@ bool Scheduler::grow(Sequence& sequence, Draft& draft) {
   return false;
 }
 
+std::optional<BlockRef> Scheduler::acquire_block() {
+  while (blocks_.num_free() == 0 && prefix_cache_.evict_blocks()) {
+  }
+  return blocks_.acquire();
+}
+
 void Scheduler::preempt_last() {
   Sequence& sequence = *running_.back();
   running_.pop_back();
   ++num_preemptions_;
-  if (sequence.steps_in_flight == 0) return park(sequence);
+  if (sequence.in_flight.empty()) return park(sequence);
   sequence.state = SequenceState::kLeaving;
   departing_.push_back(&sequence);
 }
 
 /// Gives back what the sequence holds; it will be computed anew.
 void Scheduler::park(Sequence& sequence) {
+  prefix_cache_.keep_preempted(sequence);
   sequence.blocks.clear();
   sequence.slot.reset();
   sequence.slot_sent = false;
   sequence.num_blocks_sent = 0;
-  sequence.planned_rows = 0;
+  sequence.num_drafts = 0;
+  sequence.planned_rows = sequence.known_rows = sequence.known_boundary = 0;
   sequence.prompt_logprobs.clear();
   sequence.state = SequenceState::kWaiting;
   waiting_.insert(&sequence);
 }
 
-void Scheduler::retire(Sequence& sequence) {
-  if (--sequence.steps_in_flight > 0) return;
-  CHECK(sequence.steps_in_flight == 0);
+void Scheduler::retire(Sequence& sequence, int32_t num_sampled) {
+  CHECK(!sequence.in_flight.empty());
+  const RunInFlight run = sequence.in_flight.front();
+  sequence.in_flight.pop_front();
+  const int32_t before = sequence.known_rows;
+  sequence.known_rows += run.verify ? num_sampled : run.num_rows;
+  sequence.known_boundary = boundary_before(run.verify ? before : sequence.known_rows);
+  sequence.planned_rows = sequence.known_rows;
+  if (num_sampled > 0) prefix_cache_.prove(sequence);
+  sequence.planned_tokens = sequence.num_generated();
+  for (const RunInFlight& later : sequence.in_flight) {
+    sequence.planned_rows += later.num_rows;
+    sequence.planned_tokens += later.num_tokens_at_most();
+  }
+  if (run.verify && num_sampled > 0) speculator_.observe_verify(run.num_rows - 1, num_sampled - 1, boundary_before(before) != boundary_before(before + run.num_rows - 1));
   if (sequence.state == SequenceState::kRunning) return;
+  if (!sequence.in_flight.empty()) return;
   std::erase(departing_, &sequence);
   if (sequence.state == SequenceState::kLeaving) return park(sequence);
-  sequences_.erase(sequences_.find(sequence.id));
+  destroy(sequence);
 }
 
 void Scheduler::remove(Sequence& sequence) {
+  if (sequence.faulty) prefix_cache_.withdraw(sequence);
   if (sequence.state == SequenceState::kWaiting) waiting_.erase(&sequence);
   if (sequence.state == SequenceState::kRunning) {
     std::erase(running_, &sequence);
-    if (sequence.steps_in_flight > 0) departing_.push_back(&sequence);
+    if (!sequence.in_flight.empty()) departing_.push_back(&sequence);
   }
   sequence.state = SequenceState::kFinished;
-  if (sequence.steps_in_flight == 0) sequences_.erase(sequences_.find(sequence.id));
+  if (sequence.in_flight.empty()) destroy(sequence);
+}
+
+/// Its last boundary may go on living in the prefix cache.
+void Scheduler::destroy(Sequence& sequence) {
+  prefix_cache_.keep_output(sequence);
+  sequences_.erase(sequences_.find(sequence.id));
 }
 
 std::vector<uint64_t> Scheduler::unfinished() const {

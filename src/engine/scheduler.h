@@ -8,8 +8,11 @@
 #include <vector>
 
 #include "engine/budget.h"
+#include "engine/counted_pool.h"
 #include "engine/index_pool.h"
+#include "engine/prefix_cache.h"
 #include "engine/sequence.h"
+#include "engine/speculator.h"
 #include "worker/step.h"
 #include "worker/worker_group.h"
 
@@ -19,26 +22,32 @@ namespace quern::engine {
 struct PlannedRun {
   Sequence* sequence = nullptr;  // lives at least until Scheduler::retire
   int32_t num_rows = 0;
+  bool verify = false;        // all rows but the first are drafts
   bool ends_prompt = false;   // the run's last row is the prompt's last, for the first time
   bool samples = false;       // a token is drawn after the last row
   bool mask_pending = false;  // once its mask was sent
+  std::vector<int32_t> drafts;  // of a verify, where the host has made them
 };
 
 struct PlannedStep {
   worker::StepPlan plan;
   std::vector<PlannedRun> runs;  // parallel to plan.runs
+  int32_t decode_depth = -1;  // drafts that each sequence verifies and has made, where all do the same and there is nothing else
 };
 
 /// Decides which rows run next, and owns all that running takes: sequences, slots and blocks (architecture.md section 5). Pure: no clock,
 /// no thread, no device; used by the engine thread alone. Sequences run in the order of (priority, arrival):
-///   - a step has one row of every sequence that decodes, then prompts and replays in that order within the budget of rows;
+///   - a step has one row of every sequence that decodes and its drafts (speculator.h), then prompts and replays in that order within the
+///   budget of rows;
 ///   - the first waiting sequence is admitted when there is a slot, the blocks of all it already knows, and one more for each sequence that
-///   may still grow;
-///   - when a decode needs a block and none is free, the last running sequence gives up its slot and blocks and waits again.
+///   may still grow; it begins behind the longest prefix that is cached, and lets others go first while a longer one is being computed;
+///   - when a decode needs a block and none is free, the prefix cache gives back what it alone holds; when that is nothing, the last running
+///   sequence gives up its slot and blocks and waits again.
 /// Since every request alone fits into all blocks (check_request), the first sequence can always go on.
 class Scheduler {
  public:
-  Scheduler(const worker::WorkerLimits& limits, const Budget& budget);
+  Scheduler(const worker::WorkerLimits& limits, const Budget& budget, const PrefixCacheOptions& prefix_cache = {},
+            const SpeculationOptions& speculation = {.method = SpeculationMethod::kNone});
 
   void add(std::unique_ptr<Sequence> sequence);
   /// Null when there is none (any more).
@@ -46,10 +55,10 @@ class Scheduler {
 
   /// The next step, as if all steps planned so far had been computed; nothing when no sequence can go on before a step is retired.
   std::optional<PlannedStep> plan();
-  /// A step that names the sequence is over, after its result was dealt with. May destroy the sequence.
-  void retire(Sequence& sequence);
-  /// The sequence is finished: it leaves the schedule at once, and returns slot and blocks with the last step in flight that names it. May
-  /// destroy it.
+  /// A step that names the sequence is over, after its result was dealt with; `num_sampled` tokens were drawn. May destroy the sequence.
+  void retire(Sequence& sequence, int32_t num_sampled);
+  /// The sequence is finished: it leaves the schedule at once, and returns slot and blocks with the last step in flight that names it. Nothing
+  /// of a faulty one is resumed by others. May destroy it.
   void remove(Sequence& sequence);
 
   /// The ids of the sequences that are not finished.
@@ -60,6 +69,8 @@ class Scheduler {
   [[nodiscard]] uint64_t num_preemptions() const { return num_preemptions_; }
   [[nodiscard]] const BlockPool& blocks() const { return blocks_; }
   [[nodiscard]] const SlotPool& slots() const { return slots_; }
+  [[nodiscard]] const PrefixCache& prefix_cache() const { return prefix_cache_; }
+  [[nodiscard]] Speculator& speculator() { return speculator_; }
 
  private:
   struct Draft;
@@ -68,20 +79,27 @@ class Scheduler {
   };
 
   void plan_decodes(Draft& draft);
+  void plan_decode(Sequence& sequence, int32_t most_rows, Draft& draft);
+  void speculate(worker::StepRun& run, const PlannedRun& planned, const Draft& draft);
   void plan_given_tokens(Draft& draft);
   void plan_prompt(Sequence& sequence, Draft& draft);
   void plan_replay(Sequence& sequence, Draft& draft);
   void add_run(worker::StepRun run, const PlannedRun& planned, Draft& draft);
   void admit(const Draft& draft);
-  bool admit_one(Sequence& sequence);
+  enum class Admission : uint8_t { kDone, kLater, kNoRoom };
+  Admission admit_one(Sequence& sequence);
   bool grow(Sequence& sequence, Draft& draft);
+  std::optional<BlockRef> acquire_block();
   void preempt_last();
   void park(Sequence& sequence);
+  void destroy(Sequence& sequence);
 
   const worker::WorkerLimits limits_;
   const Budget budget_;
   BlockPool blocks_;  // before the sequences, whose handles return to it
   SlotPool slots_;
+  PrefixCache prefix_cache_;
+  Speculator speculator_;
   std::unordered_map<uint64_t, std::unique_ptr<Sequence>> sequences_;
   std::set<Sequence*, RunsBefore> waiting_;
   std::vector<Sequence*> running_;    // in order

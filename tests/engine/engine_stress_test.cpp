@@ -14,6 +14,7 @@ using namespace testing;  // NOLINT(google-build-using-namespace): the fakes of 
 
 struct Live {
   std::unique_ptr<RequestStream> stream;
+  std::vector<int32_t> prompt;
   std::vector<int32_t> expected;  // whole output
   std::vector<int32_t> tokens;
   std::optional<int32_t> stop;
@@ -56,16 +57,29 @@ void walk_at_random(uint64_t seed, int32_t num_ops, const EngineSetup& setup) {
     const int32_t kind = below(8);
     if (kind < 3) {
       const int32_t max_rows = setup.limits.num_blocks * 64;
-      const int32_t prompt_tokens = 1 + below(below(3) == 0 ? max_rows / 2 : 60);
-      const int32_t max_tokens = below(below(2) == 0 ? max_rows - prompt_tokens : 100);
-      GenerationRequest request = make_request(make_prompt(prompt_tokens, random.next()), max_tokens);
+      std::vector<int32_t> prompt = make_prompt(1 + below(below(3) == 0 ? max_rows / 2 : 60), random.next());
+      if (!all.empty() && below(2) == 0) {
+        // Goes on from an earlier conversation, from some place in it.
+        const Live& earlier = all[static_cast<size_t>(below(static_cast<int32_t>(all.size())))];
+        std::vector<int32_t> whole = earlier.prompt;
+        whole.insert(whole.end(), earlier.tokens.begin(), earlier.tokens.end());
+        whole.resize(std::min(whole.size(), static_cast<size_t>(max_rows / 2 + below(max_rows / 4))));
+        if (below(4) == 0) whole.resize(static_cast<size_t>(below(static_cast<int32_t>(whole.size() + 1))));
+        prompt.resize(static_cast<size_t>(1 + below(30)), 1);
+        prompt.insert(prompt.begin(), whole.begin(), whole.end());
+      }
+      const auto prompt_tokens = static_cast<int32_t>(prompt.size());
+      const int32_t max_tokens = below(below(2) == 0 ? max_rows - prompt_tokens : std::min(100, max_rows - prompt_tokens));
+      GenerationRequest request = make_request(std::move(prompt), max_tokens);
+      if (below(2) == 0) request.cut_hints = {below(prompt_tokens + 1)};
+      if (below(16) == 0) request.cache_salt = "salt";
       request.priority = below(3) - 1;
       request.sampling.seed = random.next();
       if (below(3) == 0) request.sampling.stop_ids = {below(211), below(211)};
       if (below(4) == 0) request.sampling.repetition_penalty = 1.1f;
       if (below(4) == 0) request.sampling.min_tokens = below(100);
       if (below(8) == 0) request.prompt_logprobs = below(3);
-      Live live{.expected = engine.expected(request.prompt, max_tokens, request.sampling)};
+      Live live{.prompt = request.prompt, .expected = engine.expected(request.prompt, max_tokens, request.sampling)};
       Result<std::unique_ptr<RequestStream>> stream = engine->submit(std::move(request));
       if (!stream) {
         EXPECT_EQ(stream.error().code, ErrorCode::kResourceExhausted) << stream.error().message;
@@ -104,14 +118,29 @@ void walk_at_random(uint64_t seed, int32_t num_ops, const EngineSetup& setup) {
   EXPECT_GT(stats.num_preemptions, 0u) << "the pool was meant to be tight";
   EXPECT_EQ(stats.requests_stop + stats.requests_length + stats.requests_cancelled, all.size());
   EXPECT_GT(all.size(), static_cast<size_t>(num_ops) / 10);
-  EXPECT_GT(num_refused, 0u) << "the queue was meant to be short";
+  if (setup.options.speculation.method == SpeculationMethod::kNone) {
+    EXPECT_GT(num_refused, 0u) << "the queue was meant to be short";
+  }
+  if (setup.limits.num_snapshots > 0) {
+    EXPECT_GT(stats.prefix_hit_tokens, 0u);
+    EXPECT_GT(stats.prefix_evictions, 0u);
+  }
+  if (setup.limits.num_host_blocks > 0) {
+    EXPECT_GT(stats.prefix_host_tokens, 0u);
+    EXPECT_GT(stats.num_swapped, 0u);
+  }
+  if (setup.options.speculation.method != SpeculationMethod::kNone) {
+    EXPECT_GT(stats.speculation.num_accepted_tokens, 0u);
+    EXPECT_GT(stats.speculation.num_draft_tokens, stats.speculation.num_accepted_tokens) << "some drafts were meant to be wrong";
+  }
 }
 
-EngineSetup tight(int32_t steps_in_flight, bool own_thread) {
+EngineSetup tight(int32_t steps_in_flight, bool own_thread, SpeculationMethod speculation = SpeculationMethod::kNone, bool cached = false, bool host = false) {
   EngineSetup setup;
   setup.limits = {.num_slots = 5, .num_blocks = 7, .max_model_len = 1024, .max_rows = 80, .max_logit_rows = 64, .vocab_size = 211};
   setup.options = {.max_queue_len = 12, .steps_in_flight = steps_in_flight};
   setup.workers = {.own_thread = own_thread, .max_delay_us = 5, .max_steps_in_flight = steps_in_flight};
+  with_features(setup, speculation, cached, host);
   return setup;
 }
 
@@ -119,6 +148,16 @@ TEST(EngineStress, ARandomWalkLosesNothingWithSynchronousSteps) { walk_at_random
 TEST(EngineStress, ARandomWalkLosesNothingWithTwoStepsInFlight) { walk_at_random(2, 2000, tight(2, false)); }
 TEST(EngineStress, ARandomWalkLosesNothingWithWorkersOnAThread) { walk_at_random(3, 2000, tight(2, true)); }
 TEST(EngineStress, ARandomWalkLosesNothingWithManyStepsInFlight) { walk_at_random(4, 2000, tight(5, true)); }
+TEST(EngineStress, ARandomWalkLosesNothingWithAPrefixCache) { walk_at_random(5, 2000, tight(1, false, SpeculationMethod::kNone, true)); }
+TEST(EngineStress, ARandomWalkLosesNothingWithAPrefixCacheAndManyStepsInFlight) { walk_at_random(6, 2000, tight(5, true, SpeculationMethod::kNone, true)); }
+TEST(EngineStress, ARandomWalkLosesNothingWithDrafts) { walk_at_random(7, 2000, tight(2, false, SpeculationMethod::kMtp)); }
+TEST(EngineStress, ARandomWalkLosesNothingWithDraftsAndAPrefixCache) { walk_at_random(8, 2000, tight(2, true, SpeculationMethod::kMtp, true)); }
+TEST(EngineStress, ARandomWalkLosesNothingWithDraftsAndAPrefixCacheAndManyStepsInFlight) {
+  walk_at_random(9, 2000, tight(5, true, SpeculationMethod::kMtp, true));
+}
+TEST(EngineStress, ARandomWalkLosesNothingWithHostMemory) { walk_at_random(11, 2000, tight(2, true, SpeculationMethod::kNone, true, true)); }
+TEST(EngineStress, ARandomWalkLosesNothingWithHostMemoryAndDrafts) { walk_at_random(12, 2000, tight(3, true, SpeculationMethod::kMtp, true, true)); }
+TEST(EngineStress, ARandomWalkLosesNothingWithNgramDraftsAndAPrefixCache) { walk_at_random(10, 2000, tight(2, true, SpeculationMethod::kNgram, true)); }
 
 }  // namespace
 }  // namespace quern::engine

@@ -87,6 +87,9 @@ FakeWorkers::FakeWorkers(const worker::WorkerLimits& limits, const FakeWorkersOp
       planned_(static_cast<size_t>(limits.num_slots)),
       block_owner_(static_cast<size_t>(limits.num_blocks), -1),
       slots_(static_cast<size_t>(limits.num_slots)),
+      snapshots_(static_cast<size_t>(limits.num_snapshots)),
+      host_snapshots_(static_cast<size_t>(limits.num_host_snapshots)),
+      host_kv_(static_cast<size_t>(limits.num_host_blocks) * kGrid, -1),
       kv_(static_cast<size_t>(limits.num_blocks) * kGrid, -1) {
   if (!options_.own_thread) return;
   thread_ = std::jthread([this] {
@@ -125,14 +128,23 @@ StepResult FakeWorkers::wait() {
   expect(options_.own_thread || !masks_awaited_.contains(num_submitted_ - in_flight_.size()),
          "waiting for a step whose masks were not sent");
   StepResult result = options_.own_thread ? *results_.pop() : execute(*plans_.pop());
-  in_flight_.pop_front();
+  retire(result);
   return result;
 }
 
 std::optional<StepResult> FakeWorkers::poll() {
   std::optional<StepResult> result = results_.try_pop();
-  if (result) in_flight_.pop_front();
+  if (result) retire(*result);
   return result;
+}
+
+/// The caller now knows how far verifies went.
+void FakeWorkers::retire(const StepResult& result) {
+  for (const Verify& verify : in_flight_.front().verifies) {
+    PlannedSlot& slot = planned_[static_cast<size_t>(verify.slot)];
+    if (slot.owner == verify.owner && !result.error) slot.cursor -= verify.num_rows - static_cast<int32_t>(result.runs[verify.run].tokens.size());
+  }
+  in_flight_.pop_front();
 }
 
 // The plan, as the caller may know it.
@@ -145,13 +157,7 @@ void FakeWorkers::check(const StepPlan& plan) {
     return std::any_of(in_flight_.begin(), in_flight_.end(), [&](const StepInFlight& step) { return (step.*member).contains(id); });
   };
   std::set<int32_t> cleared;
-  for (const StateOp& op : plan.state_ops) {
-    CHECK(op.slot >= 0 && op.slot < limits_.num_slots);
-    expect(op.kind == StateOp::Kind::kClear, "an unexpected state op");
-    expect(!named_in_flight(&StepInFlight::slots, op.slot), fmt::format("slot {} is cleared while a step in flight names it", op.slot));
-    planned_[static_cast<size_t>(op.slot)] = {.cleared = true};
-    expect(cleared.insert(op.slot).second, "a slot is cleared twice");
-  }
+  for (const StateOp& op : plan.state_ops) check_state_op(op, cleared);
   for (const worker::SlotUpdate& update : plan.slot_updates) {
     expect(cleared.contains(update.slot), "parameters for a slot that keeps its owner");
     expect(update.prompt_ids.empty() != update.sampling.has_penalties(), "prompt ids are sent if and only if there are penalties");
@@ -163,20 +169,23 @@ void FakeWorkers::check(const StepPlan& plan) {
     expect(!update.blocks.empty(), "an empty block table update");
     for (const int32_t block : update.blocks) {
       CHECK(block >= 0 && block < limits_.num_blocks);
-      expect(!named_in_flight(&StepInFlight::blocks, block), fmt::format("block {} changes hands while a step in flight names it", block));
       expect(std::count(slot.blocks.begin(), slot.blocks.end(), block) == 0, "a block twice in one table");
-      block_owner_[static_cast<size_t>(block)] = update.slot;
       slot.blocks.push_back(block);
+      if (static_cast<int32_t>(slot.blocks.size()) <= slot.num_shared) continue;
+      expect(!named_in_flight(&StepInFlight::blocks, block), fmt::format("block {} changes hands while a step in flight names it", block));
+      block_owner_[static_cast<size_t>(block)] = update.slot;
     }
   }
 
   StepInFlight in_flight;
   int32_t num_rows = 0, num_logit_rows = 0;
   bool decodes = false, masks = false;
-  for (const StepRun& run : plan.runs) {
+  for (size_t i = 0; i < plan.runs.size(); ++i) {
+    const StepRun& run = plan.runs[i];
+    if (run.verify()) in_flight.verifies.push_back({i, run.slot, run.num_rows, planned_[static_cast<size_t>(run.slot)].owner});
     check_run(run, in_flight);
     num_rows += run.num_rows;
-    num_logit_rows += run.want == Want::kNothing ? 0 : run.want == Want::kSample ? 1 : run.num_rows;
+    num_logit_rows += run.want == Want::kNothing ? 0 : run.want == Want::kSample && !run.verify() ? 1 : run.num_rows;
     expect(run.kind == RowKind::kDecode || !decodes, "a P run after a D run");
     decodes |= run.kind == RowKind::kDecode;
     masks |= run.mask_pending;
@@ -186,6 +195,39 @@ void FakeWorkers::check(const StepPlan& plan) {
   for (const int32_t slot : cleared) expect(in_flight.slots.contains(slot), "a slot is prepared but not used");
   if (masks) masks_awaited_.insert(plan.step);
   in_flight_.push_back(std::move(in_flight));
+}
+
+void FakeWorkers::check_state_op(const StateOp& op, std::set<int32_t>& cleared) {
+  CHECK(op.slot >= 0 && op.slot < limits_.num_slots);
+  PlannedSlot& slot = planned_[static_cast<size_t>(op.slot)];
+  switch (op.kind) {
+    case StateOp::Kind::kClear:
+      expect(std::none_of(in_flight_.begin(), in_flight_.end(), [&](const StepInFlight& step) { return step.slots.contains(op.slot); }),
+             fmt::format("slot {} is cleared while a step in flight names it", op.slot));
+      slot = {.cleared = true, .owner = ++num_owners_};
+      expect(cleared.insert(op.slot).second, "a slot is cleared twice");
+      break;
+    case StateOp::Kind::kSnapshot:
+      CHECK(op.snapshot >= 0 && op.snapshot < limits_.num_snapshots);
+      expect(slot.cleared && !cleared.contains(op.slot), "a snapshot of a slot that has nobody");
+      break;
+    case StateOp::Kind::kRestore:
+      CHECK(op.snapshot >= 0 && op.snapshot < limits_.num_snapshots);
+      expect(cleared.contains(op.slot) && slot.cursor == 0, "a state is restored into a slot that was not cleared");
+      expect(op.boundary > 0 && op.boundary % kGrid == 0, "a state is restored off the grid");
+      slot.cursor = op.boundary;
+      slot.num_shared = op.boundary / kGrid;
+      break;
+    case StateOp::Kind::kRewind: expect(false, "an unexpected state op"); break;
+    case StateOp::Kind::kBlockToHost: CHECK(op.block < limits_.num_blocks && op.host < limits_.num_host_blocks); break;
+    case StateOp::Kind::kBlockFromHost:
+      CHECK(op.block < limits_.num_blocks && op.host < limits_.num_host_blocks);
+      expect(std::none_of(in_flight_.begin(), in_flight_.end(), [&](const StepInFlight& step) { return step.blocks.contains(op.block); }),
+             fmt::format("block {} is loaded while a step in flight names it", op.block));
+      break;
+    case StateOp::Kind::kSnapshotToHost:
+    case StateOp::Kind::kSnapshotFromHost: CHECK(op.snapshot < limits_.num_snapshots && op.host < limits_.num_host_snapshots); break;
+  }
 }
 
 void FakeWorkers::check_run(const StepRun& run, StepInFlight& in_flight) {
@@ -198,10 +240,12 @@ void FakeWorkers::check_run(const StepRun& run, StepInFlight& in_flight) {
   expect(end <= limits_.max_model_len, "rows past the window");
   expect(end <= static_cast<int32_t>(slot.blocks.size()) * kGrid, "rows without a block");
   for (size_t i = 0; i < slot.blocks.size(); ++i) {
+    in_flight.blocks.insert(slot.blocks[i]);
+    if (static_cast<int32_t>(i) < slot.num_shared) continue;  // what it holds is compared with the state whenever a token is drawn
     expect(block_owner_[static_cast<size_t>(slot.blocks[i])] == run.slot,
            fmt::format("block {} of slot {} belongs to another", slot.blocks[i], run.slot));
-    in_flight.blocks.insert(slot.blocks[i]);
   }
+  expect(begin / kGrid >= slot.num_shared, "a run writes to a shared block");
   if (run.kind == RowKind::kPrompt) {
     expect(static_cast<int32_t>(run.tokens.size()) == run.num_rows, "a P run without its tokens");
     expect(!slot.prompt_ended, "a P run after the prompt's end");
@@ -212,7 +256,8 @@ void FakeWorkers::check_run(const StepRun& run, StepInFlight& in_flight) {
   } else {
     expect(run.want != Want::kPromptLogprobs, "prompt log-probabilities of D rows");
     if (run.tokens.empty()) {
-      expect(run.num_rows == 1, "a verify without drafts");
+      const int32_t num_drafts = run.drafts.empty() ? slot.num_drafts : static_cast<int32_t>(run.drafts.size());
+      expect(run.num_rows - 1 <= num_drafts && run.num_rows - 1 <= limits_.k_max, "a verify without drafts");
       expect(slot.next_token_known, "a decode of a token that was not sampled");
     } else {
       expect(static_cast<int32_t>(run.tokens.size()) == run.num_rows, "a replay without its tokens");
@@ -222,6 +267,15 @@ void FakeWorkers::check_run(const StepRun& run, StepInFlight& in_flight) {
     slot.prompt_ended = true;
   }
   expect(!run.mask_pending || samples, "a mask for nothing");
+  expect(run.drafts.empty() || run.verify(), "drafts for nothing");
+  if (!run.tokens.empty()) {
+    expect(!slot.next_given || *slot.next_given == run.tokens[0], "another token follows than was said");
+    slot.next_given.reset();
+    if (!samples && run.following_token >= 0) slot.next_given = run.following_token;
+  }
+  slot.has_mtp_rows &= run.fill_mtp;
+  expect(run.propose == worker::DraftMethod::kNone || (samples && slot.has_mtp_rows), "drafts of an MTP layer that has not seen all rows");
+  slot.num_drafts = run.propose_depth;
   slot.cursor = end;
   slot.next_token_known = samples;
 }
@@ -231,12 +285,7 @@ void FakeWorkers::check_run(const StepRun& run, StepInFlight& in_flight) {
 StepResult FakeWorkers::execute(const StepPlan& plan) {
   control_->begin_step();
   StepResult result{.step = plan.step};
-  for (const StateOp& op : plan.state_ops) {
-    DeviceSlot& slot = slots_[static_cast<size_t>(op.slot)];
-    slot.cursor = 0;
-    slot.state = FakeModel::kEmptyState;
-    slot.last_token.reset();
-  }
+  for (const StateOp& op : plan.state_ops) apply(op);
   for (const worker::SlotUpdate& update : plan.slot_updates) {
     DeviceSlot& slot = slots_[static_cast<size_t>(update.slot)];
     slot.sampling = update.sampling;
@@ -265,8 +314,14 @@ StepResult FakeWorkers::execute(const StepPlan& plan) {
     const StepRun& run = plan.runs[i];
     if (run.mask_pending && !masks.contains(run.slot))
       control_->violation(fmt::format("step {}: no mask for slot {}", plan.step, run.slot));
-    if (run.want == Want::kSample || run.sample_after)
-      draw(run, slots_[static_cast<size_t>(run.slot)], run.mask_pending ? &masks[run.slot] : nullptr, result.runs[i]);
+    DeviceSlot& slot = slots_[static_cast<size_t>(run.slot)];
+    const std::vector<uint32_t>* mask = run.mask_pending ? &masks[run.slot] : nullptr;
+    if (run.verify()) {
+      verify(run, slot, mask, result.runs[i]);
+    } else if (run.want == Want::kSample || run.sample_after) {
+      draw(run, slot, mask, result.runs[i]);
+    }
+    propose(run, slot, result.runs[i]);
   }
   if (plan.step == options_.failing_step) {
     result.runs.clear();
@@ -275,11 +330,47 @@ StepResult FakeWorkers::execute(const StepPlan& plan) {
   return result;
 }
 
+void FakeWorkers::apply(const StateOp& op) {
+  DeviceSlot& slot = slots_[static_cast<size_t>(op.slot)];
+  if (op.kind == StateOp::Kind::kClear) {
+    slot.cursor = slot.boundary = 0;
+    slot.state = slot.boundary_state = FakeModel::kEmptyState;
+    slot.last_token.reset();
+    return;
+  }
+  if (op.kind == StateOp::Kind::kBlockToHost || op.kind == StateOp::Kind::kBlockFromHost) {
+    const auto device = kv_.begin() + op.block * kGrid, host = host_kv_.begin() + op.host * kGrid;
+    op.kind == StateOp::Kind::kBlockToHost ? std::copy_n(device, kGrid, host) : std::copy_n(host, kGrid, device);
+    return;
+  }
+  Snapshot& snapshot = snapshots_[static_cast<size_t>(op.snapshot)];
+  if (op.kind == StateOp::Kind::kSnapshotToHost || op.kind == StateOp::Kind::kSnapshotFromHost) {
+    Snapshot& host = host_snapshots_[static_cast<size_t>(op.host)];
+    op.kind == StateOp::Kind::kSnapshotToHost ? host = snapshot : snapshot = host;
+    return;
+  }
+  if (op.kind == StateOp::Kind::kSnapshot) {
+    if (slot.boundary != op.boundary)
+      control_->violation(fmt::format("slot {} is copied at {}, but its state stands at {}", op.slot, op.boundary, slot.boundary));
+    snapshot = {slot.boundary, slot.boundary_state};
+    return;
+  }
+  if (snapshot.boundary != op.boundary)
+    control_->violation(fmt::format("snapshot {} of {} is restored as {}", op.snapshot, snapshot.boundary, op.boundary));
+  slot.cursor = slot.boundary = op.boundary;
+  slot.state = slot.boundary_state = snapshot.state;
+}
+
 void FakeWorkers::compute(const StepRun& run, RunResult& result) {
   DeviceSlot& slot = slots_[static_cast<size_t>(run.slot)];
   result.slot = run.slot;
   if (run.kind == RowKind::kPrompt && run.position[0] != slot.cursor)
     control_->violation("the device's cursor is not where the plan has it");
+  if (slot.cursor / kGrid * kGrid > slot.boundary) {  // a fold that a verify has left
+    slot.boundary = slot.cursor / kGrid * kGrid;
+    slot.boundary_state = state_in_kv(slot, slot.boundary);
+  }
+  if (run.verify()) return;
   for (int32_t row = 0; row < run.num_rows; ++row) {
     const int32_t token = run.tokens.empty() ? slot.last_token.value_or(-1) : run.tokens[static_cast<size_t>(row)];
     if (token < 0 || token >= limits_.vocab_size) control_->violation(fmt::format("token {} is computed", token));
@@ -287,6 +378,10 @@ void FakeWorkers::compute(const StepRun& run, RunResult& result) {
     kv_[static_cast<size_t>(block * kGrid + slot.cursor % kGrid)] = token;
     slot.state = FakeModel::grow(slot.state, token);
     ++slot.cursor;
+    if (slot.cursor % kGrid == 0) {
+      slot.boundary = slot.cursor;
+      slot.boundary_state = slot.state;
+    }
     if (run.want != Want::kPromptLogprobs) continue;
     const int32_t following = row + 1 < run.num_rows ? run.tokens[static_cast<size_t>(row) + 1] : run.following_token;
     if (following >= 0) result.prompt_logprobs.push_back(model_.logprobs(slot.state, following, run.num_prompt_logprobs));
@@ -295,18 +390,17 @@ void FakeWorkers::compute(const StepRun& run, RunResult& result) {
 }
 
 /// The state once more, from the KV blocks: a block that was lost or overwritten shows here.
-uint64_t FakeWorkers::state_in_kv(const DeviceSlot& slot) const {
+uint64_t FakeWorkers::state_in_kv(const DeviceSlot& slot, int32_t num_rows) const {
   uint64_t state = FakeModel::kEmptyState;
-  for (int32_t i = 0; i < slot.cursor; ++i)
+  for (int32_t i = 0; i < num_rows; ++i)
     state = FakeModel::grow(state, kv_[static_cast<size_t>(slot.block_table[static_cast<size_t>(i / kGrid)] * kGrid + i % kGrid)]);
   return state;
 }
 
 void FakeWorkers::draw(const StepRun& run, DeviceSlot& slot, const std::vector<uint32_t>* mask, RunResult& result) {
-  const uint64_t state = state_in_kv(slot);
+  const uint64_t state = state_in_kv(slot, slot.cursor);
   if (state != slot.state) control_->violation(fmt::format("slot {}: KV and recurrent state are not of the same tokens", run.slot));
-  const int32_t first_token = kv_[static_cast<size_t>(slot.block_table[0] * kGrid)];
-  if (options_.non_finite == std::pair{first_token, static_cast<int32_t>(slot.output.size())}) {
+  if (is_non_finite(slot)) {
     result.non_finite = true;
     slot.last_token = 0;
     return;
@@ -318,6 +412,65 @@ void FakeWorkers::draw(const StepRun& run, DeviceSlot& slot, const std::vector<u
   if (slot.sampling.num_logprobs >= 0) result.logprobs = {model_.logprobs(slot.state, token, slot.sampling.num_logprobs)};
   slot.output.push_back(token);
   slot.last_token = token;
+}
+
+bool FakeWorkers::is_non_finite(const DeviceSlot& slot) const {
+  const int32_t first_token = kv_[static_cast<size_t>(slot.block_table[0] * kGrid)];
+  return options_.non_finite == std::pair{first_token, static_cast<int32_t>(slot.output.size())};
+}
+
+/// Drafts behind the last token: each is compared with what is drawn in its place.
+void FakeWorkers::verify(const StepRun& run, DeviceSlot& slot, const std::vector<uint32_t>* masks, RunResult& result) {
+  if (state_in_kv(slot, slot.cursor) != slot.state)
+    control_->violation(fmt::format("slot {}: KV and recurrent state are not of the same tokens", run.slot));
+  const std::vector<int32_t>& drafts = run.drafts.empty() ? slot.drafts : run.drafts;
+  std::vector<int32_t> tokens = {slot.last_token.value_or(-1)};
+  tokens.insert(tokens.end(), drafts.begin(), drafts.begin() + (run.num_rows - 1));
+  for (int32_t i = 0; i < run.num_rows; ++i) {
+    const int32_t index = slot.cursor + i;
+    kv_[static_cast<size_t>(slot.block_table[static_cast<size_t>(index / kGrid)] * kGrid + index % kGrid)] = tokens[static_cast<size_t>(i)];
+  }
+  const size_t num_words = (static_cast<size_t>(limits_.vocab_size) + 31) / 32, known = slot.output.size();
+  uint64_t state = slot.state;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (is_non_finite(slot)) {
+      slot.output.resize(known);
+      result = {.slot = run.slot, .non_finite = true};
+      slot.last_token = 0;
+      return;
+    }
+    state = FakeModel::grow(state, tokens[i]);
+    const int32_t token = model_.next(state, {slot.sampling, slot.prompt_ids, slot.output}, [&](int32_t candidate) {
+      return masks == nullptr || ((*masks)[i * num_words + static_cast<size_t>(candidate / 32)] >> (candidate % 32) & 1) != 0;
+    });
+    result.tokens.push_back(token);
+    if (slot.sampling.num_logprobs >= 0) result.logprobs.push_back(model_.logprobs(state, token, slot.sampling.num_logprobs));
+    slot.output.push_back(token);
+    slot.last_token = token;
+    const std::vector<int32_t>& stops = slot.sampling.stop_ids;
+    if (std::find(stops.begin(), stops.end(), token) != stops.end()) break;
+    if (i + 1 < tokens.size() && token != tokens[i + 1]) break;
+  }
+  result.num_draft_rows = run.num_rows - 1;
+  slot.state = state;
+  slot.cursor += static_cast<int32_t>(result.tokens.size());
+}
+
+/// Drafts as a head would make them: most of them are what the model says.
+void FakeWorkers::propose(const StepRun& run, DeviceSlot& slot, RunResult& result) {
+  slot.drafts.clear();
+  if (run.propose == worker::DraftMethod::kNone || result.non_finite) return;
+  uint64_t state = slot.state;
+  std::vector<int32_t> output = slot.output;
+  int32_t last = slot.last_token.value_or(0);
+  for (int32_t i = 0; i < run.propose_depth; ++i) {
+    state = FakeModel::grow(state, last);
+    last = model_.next(state, {slot.sampling, slot.prompt_ids, output}, [](int32_t) { return true; });
+    if (mix64(state) % 4 == 0) last = (last + 1) % limits_.vocab_size;
+    output.push_back(last);
+    slot.drafts.push_back(last);
+  }
+  result.drafts = slot.drafts;
 }
 
 }  // namespace quern::engine::testing

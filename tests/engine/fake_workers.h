@@ -80,27 +80,50 @@ class FakeWorkers final : public worker::WorkerGroup {
     bool prompt_ended = false;      // a D run, or a P run that ended off the grid
     bool next_token_known = false;  // the device will have sampled the token at the cursor
     int32_t cursor = 0;
+    int32_t num_drafts = 0;  // that the device will hold
+    bool has_mtp_rows = true;           // the MTP layer saw every row
+    std::optional<int32_t> next_given;  // the token that the last run said would follow
+    uint64_t owner = 0;                 // counts those who had the slot
+    int32_t num_shared = 0;  // blocks that came with a restored prefix: they are read only
     std::vector<int32_t> blocks;
+  };
+  struct Verify {
+    size_t run = 0;
+    int32_t slot = 0, num_rows = 0;
+    uint64_t owner = 0;
   };
   struct StepInFlight {
     std::set<int32_t> slots, blocks;
+    std::vector<Verify> verifies;
+  };
+  struct Snapshot {
+    int32_t boundary = -1;
+    uint64_t state = 0xbadull;
   };
   /// What the device holds of a slot.
   struct DeviceSlot {
     int32_t cursor = 0;
     uint64_t state = 0xdeadull;  // of the last owner, until it is cleared
+    int32_t boundary = 0;        // the last one that was passed, and the state there
+    uint64_t boundary_state = 0xdeadull;
     std::optional<int32_t> last_token;
     std::vector<int32_t> block_table;
     SamplingParams sampling;
-    std::vector<int32_t> prompt_ids, output;
+    std::vector<int32_t> prompt_ids, output, drafts;
   };
 
   void check(const worker::StepPlan& plan);
+  void check_state_op(const worker::StateOp& op, std::set<int32_t>& cleared);
+  void apply(const worker::StateOp& op);
   void check_run(const worker::StepRun& run, StepInFlight& in_flight);
   worker::StepResult execute(const worker::StepPlan& plan);
   void compute(const worker::StepRun& run, worker::RunResult& result);
   void draw(const worker::StepRun& run, DeviceSlot& slot, const std::vector<uint32_t>* mask, worker::RunResult& result);
-  uint64_t state_in_kv(const DeviceSlot& slot) const;
+  void verify(const worker::StepRun& run, DeviceSlot& slot, const std::vector<uint32_t>* masks, worker::RunResult& result);
+  void propose(const worker::StepRun& run, DeviceSlot& slot, worker::RunResult& result);
+  [[nodiscard]] bool is_non_finite(const DeviceSlot& slot) const;
+  void retire(const worker::StepResult& result);
+  uint64_t state_in_kv(const DeviceSlot& slot, int32_t num_rows) const;
   void expect(bool condition, const std::string& what);
 
   const worker::WorkerLimits limits_;
@@ -110,13 +133,15 @@ class FakeWorkers final : public worker::WorkerGroup {
 
   // The caller's side.
   std::vector<PlannedSlot> planned_;
-  std::vector<int32_t> block_owner_;
+  std::vector<int32_t> block_owner_;  // the slot that writes to it
   std::deque<StepInFlight> in_flight_;
   std::set<uint64_t> masks_awaited_;
-  uint64_t num_submitted_ = 0;
+  uint64_t num_submitted_ = 0, num_owners_ = 0;
 
   // The device's side.
   std::vector<DeviceSlot> slots_;
+  std::vector<Snapshot> snapshots_, host_snapshots_;
+  std::vector<int32_t> host_kv_;  // [num_host_blocks, 64]
   std::vector<int32_t> kv_;  // [num_blocks, 64]: the token of the row
   SplitMix64 delays_{7};
 

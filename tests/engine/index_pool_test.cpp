@@ -9,9 +9,9 @@ namespace quern::engine {
 namespace {
 
 TEST(IndexPool, HandsOutEachIndexOnceAndTakesItBackWithTheHandle) {
-  BlockPool pool(3);
-  std::vector<BlockRef> held;
-  while (auto block = pool.acquire()) held.push_back(*std::move(block));
+  SlotPool pool(3);
+  std::vector<StateSlot> held;
+  while (auto slot = pool.acquire()) held.push_back(*std::move(slot));
   EXPECT_EQ(held.size(), 3u);
   EXPECT_EQ(held[0].index() + held[1].index() + held[2].index(), 3);
   EXPECT_EQ(pool.num_free(), 0);

@@ -31,6 +31,19 @@ TokenEvent read_all(RequestStream& stream) {
   return all;
 }
 
+void with_features(EngineSetup& setup, SpeculationMethod speculation, bool cached, bool host) {
+  setup.options.speculation = {.method = speculation, .num_speculative_tokens = 4, .prompt_lookup_min = 1, .prompt_lookup_max = 3, .adaptive = false};
+  if (speculation != SpeculationMethod::kNone) {
+    setup.limits.k_max = 4;
+    setup.limits.has_mtp = speculation == SpeculationMethod::kMtp;
+  }
+  if (cached) setup.limits.num_snapshots = 12;
+  if (host) {
+    setup.limits.num_host_snapshots = 6;
+    setup.limits.num_host_blocks = 20;
+  }
+}
+
 RunningEngine::RunningEngine(const EngineSetup& setup)
     : model_(setup.limits.vocab_size),
       engine_(Engine::start(std::make_unique<FakeWorkers>(setup.limits, setup.workers, control_), setup.options)) {}

@@ -28,6 +28,9 @@ struct EngineSetup {
   FakeWorkersOptions workers;
 };
 
+/// Drafts of up to four tokens, always, snapshots for a prefix cache, and places in host memory.
+void with_features(EngineSetup& setup, SpeculationMethod speculation, bool cached, bool host = false);
+
 /// An engine with fake workers. When it goes, the test fails if a plan was wrong.
 class RunningEngine {
  public:

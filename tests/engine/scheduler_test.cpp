@@ -54,11 +54,12 @@ class Schedule {
     for (size_t i = 0; i < step.runs.size(); ++i) {
       Sequence& sequence = *step.runs[i].sequence;
       const StepRun& run = step.plan.runs[i];
-      if (sequence.state != SequenceState::kFinished && (run.want == Want::kSample || run.sample_after)) {
+      const bool sampled = run.want == Want::kSample || run.sample_after;
+      if (sequence.state != SequenceState::kFinished && sampled) {
         sequence.generated.push_back(1);
         if (sequence.num_generated() == sequence.token_limit) scheduler_.remove(sequence);
       }
-      scheduler_.retire(sequence);
+      scheduler_.retire(sequence, sampled ? 1 : 0);
     }
   }
   /// A step, done at once.

@@ -1,0 +1,114 @@
+#include "engine/real_engine.h"
+
+#include <algorithm>
+#include <bit>
+#include <iostream>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "backends/platforms.h"
+#include "base/float_convert.h"
+#include "worker/device_worker.h"
+#include "worker/model_runner.h"
+
+namespace quern::engine::testing {
+namespace {
+
+/// A checkpoint as it is, but for one row of its embedding. (A file with NaN in it would be refused.)
+class PoisonedSource final : public weights::WeightSource {
+ public:
+  PoisonedSource(std::unique_ptr<weights::WeightSource> sound, int32_t token) : sound_(std::move(sound)), token_(token) {}
+
+  [[nodiscard]] const weights::Inventory& inventory() const override { return sound_->inventory(); }
+  Result<weights::StagedLinear> linear(std::string_view name, const weights::Slice& slice, ops::Device& device, ops::Stream& stream) override {
+    ASSIGN_OR_RETURN(weights::StagedLinear staged, sound_->linear(name, slice, device, stream));
+    if (name != "embed_tokens.weight") return staged;
+    ops::TensorView& table = staged.source.weight;
+    CHECK(table.dtype == DType::kBF16);
+    ASSIGN_OR_RETURN(auto copy, device.allocate(table.size_bytes(), "a poisoned embedding"));
+    std::copy_n(table.data<std::byte>(), table.size_bytes(), copy->address());
+    table = {copy.get(), 0, table.dtype, table.shape};
+    std::fill_n(table.at(token_).data<uint16_t>(), table.shape[1], uint16_t{0x7fc0});
+    staged.buffers.push_back(std::move(copy));
+    return staged;
+  }
+  Result<weights::StagedTensor> vector(std::string_view name, ops::Device& device, ops::Stream& stream) override { return sound_->vector(name, device, stream); }
+  void done_with(std::string_view name) override { sound_->done_with(name); }
+
+ private:
+  const std::unique_ptr<weights::WeightSource> sound_;
+  const int32_t token_;
+};
+
+/// As worker::start_workers, from a poisoned checkpoint.
+Result<std::unique_ptr<worker::WorkerGroup>> start_poisoned(const worker::ExecutionPlan& plan, int32_t token) {
+  ASSIGN_OR_RETURN(std::unique_ptr<ops::Device> device, backends::open_device(plan.options.device, {.num_threads = plan.options.num_threads}));
+  ASSIGN_OR_RETURN(auto sound, weights::open_weights(plan.options.model_dir, plan.config, plan.options.load));
+  PoisonedSource source(std::move(sound), token);
+  ASSIGN_OR_RETURN(auto runner, worker::ModelRunner::create(plan, source, backends::kernel_table(device->traits().platform), {}, *device, {}));
+  return std::unique_ptr<worker::WorkerGroup>(std::make_unique<worker::DeviceWorker>(plan.limits, std::move(device), std::move(runner)));
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> start_real_engine(RealEngineSetup setup) {
+  setup.worker.model_dir = setup.model_dir;
+  if (setup.worker.num_threads == 0) setup.worker.num_threads = 2;
+  Result<worker::ExecutionPlan> plan = worker::make_plan(setup.worker);
+  EXPECT_OK(plan);
+  if (setup.num_blocks > 0) {
+    setup.worker.kv_cache_memory_bytes = static_cast<uint64_t>(setup.num_blocks) * plan->memory.block_bytes;
+    plan = worker::make_plan(setup.worker);
+    EXPECT_OK(plan);
+    EXPECT_EQ(plan->limits.num_blocks, setup.num_blocks);
+  }
+  static std::set<std::string> shown;
+  std::set<std::string> candidates;
+  for (const worker::OpChoice& choice : plan->choices) {
+    EXPECT_NE(choice.candidate, "") << choice.op;
+    candidates.insert(fmt::format("{} {}", choice.op, choice.candidate));
+  }
+  const std::string text = fmt::format("{}: {}", plan->config.name, fmt::join(candidates, ", "));
+  if (shown.insert(text).second) std::cout << text << "\n";
+  auto workers = setup.poison < 0 ? worker::start_workers(*plan) : start_poisoned(*plan, setup.poison);
+  EXPECT_OK(workers);
+  setup.engine.max_num_batched_tokens = setup.worker.max_num_batched_tokens;
+  return Engine::start(std::move(*workers), setup.engine);
+}
+
+Outcome read_outcome(RequestStream& stream) {
+  Outcome outcome;
+  for (;;) {
+    TokenEvent event = stream.next();
+    outcome.text.tokens.insert(outcome.text.tokens.end(), event.tokens.begin(), event.tokens.end());
+    for (const TokenLogprobs& logprobs : event.logprobs) {
+      outcome.text.logprobs.push_back(std::bit_cast<uint32_t>(logprobs.chosen));
+      for (const auto& [id, value] : logprobs.top) outcome.text.logprobs.push_back(std::bit_cast<uint32_t>(value) ^ static_cast<uint32_t>(id));
+    }
+    if (!event.finish) continue;
+    outcome.finish = *std::move(event.finish);
+    return outcome;
+  }
+}
+
+EngineStats settled(const Engine& engine) {
+  EngineStats stats = engine.stats();
+  while (stats.num_free_slots != stats.num_slots || stats.num_running + stats.num_waiting > 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    stats = engine.stats();
+  }
+  return stats;
+}
+
+std::string difference(const Text& expected, const Text& found) {
+  const auto [a, b] = std::mismatch(expected.tokens.begin(), expected.tokens.end(), found.tokens.begin(), found.tokens.end());
+  if (a != expected.tokens.end() || b != found.tokens.end())
+    return fmt::format("token {} of {} and {}", a - expected.tokens.begin(), expected.tokens.size(), found.tokens.size());
+  const auto [c, d] = std::mismatch(expected.logprobs.begin(), expected.logprobs.end(), found.logprobs.begin(), found.logprobs.end());
+  if (c != expected.logprobs.end() || d != found.logprobs.end())
+    return fmt::format("log-probability {}: {} and {}", c - expected.logprobs.begin(), std::bit_cast<float>(*c), std::bit_cast<float>(*d));
+  return "none";
+}
+
+}  // namespace quern::engine::testing
