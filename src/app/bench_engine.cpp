@@ -30,6 +30,7 @@ Result<BenchEngine> start_bench_engine(ModelOptions options, int32_t num_seqs, i
     return invalid_argument("--max-num-seqs {} is below the {} sequences of a batch", options.worker.max_num_seqs, num_seqs);
   if (options.worker.max_model_len > 0 && options.worker.max_model_len < model_len)
     return invalid_argument("--max-model-len {} is below the {} tokens of input and output", options.worker.max_model_len, model_len);
+  options.allow_synthetic_acceptance = true;
   options.max_queue_len = std::max(options.max_queue_len, num_seqs);
   BenchEngine result;
   ASSIGN_OR_RETURN(result.plan, plan_model(options));
@@ -97,6 +98,41 @@ Json bench_environment(const worker::ExecutionPlan& plan) {
           {"max_model_len", plan.limits.max_model_len},
           {"max_num_seqs", plan.limits.num_slots},
           {"max_num_batched_tokens", plan.limits.max_rows}};
+}
+
+namespace {
+
+double per_step(const engine::EngineStats& stats, double seconds) { return stats.num_steps == 0 ? 0 : seconds / static_cast<double>(stats.num_steps); }
+/// Tokens that came out of a step with drafts, on average.
+double acceptance_length(const engine::SpeculationCounts& counts) {
+  return counts.num_drafts == 0 ? 0 : 1 + static_cast<double>(counts.num_accepted_tokens) / static_cast<double>(counts.num_drafts);
+}
+
+}  // namespace
+
+Json bench_counters(const engine::EngineStats& stats) {
+  Json accepted = Json::array();
+  for (int32_t i = 0; i < stats.max_draft_tokens; ++i) accepted.push_back(stats.speculation.accepted_at[static_cast<size_t>(i)]);
+  return {{"num_steps", stats.num_steps},
+          {"host_seconds_per_step", per_step(stats, stats.host_seconds)},
+          {"device_seconds_per_step", per_step(stats, stats.device_seconds)},
+          {"computed_rows", stats.computed_rows},
+          {"num_preemptions", stats.num_preemptions},
+          {"num_drafts", stats.speculation.num_drafts},
+          {"num_draft_tokens", stats.speculation.num_draft_tokens},
+          {"num_accepted_tokens", stats.speculation.num_accepted_tokens},
+          {"num_accepted_tokens_per_pos", accepted},
+          {"acceptance_length", acceptance_length(stats.speculation)}};
+}
+
+std::string bench_counters_text(const engine::EngineStats& stats) {
+  std::string text = fmt::format("{} steps, {:.1f} us of host time in each, {:.2f} ms in the device\n", stats.num_steps, per_step(stats, stats.host_seconds) * 1e6,
+                                 per_step(stats, stats.device_seconds) * 1e3);
+  if (stats.speculation.num_drafts > 0)
+    text += fmt::format("{} verifies of {:.2f} drafts, acceptance length {:.2f}\n", stats.speculation.num_drafts,
+                        static_cast<double>(stats.speculation.num_draft_tokens) / static_cast<double>(stats.speculation.num_drafts),
+                        acceptance_length(stats.speculation));
+  return text;
 }
 
 Result<void> save_result(const std::string& file, const Json& result) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "app/model_options.h"
@@ -41,6 +42,10 @@ Result<std::vector<BenchTimes>> run_requests(engine::Engine& engine, const std::
 
 /// Program, model, device and limits, for the end of a result file.
 Json bench_environment(const worker::ExecutionPlan& plan);
+/// What the engine counted: steps and the host's share of their time, rows, and how many tokens a verify gave.
+Json bench_counters(const engine::EngineStats& stats);
+/// The same in a line or two.
+std::string bench_counters_text(const engine::EngineStats& stats);
 /// Writes `result` to `file` unless the name is empty.
 Result<void> save_result(const std::string& file, const Json& result);
 

@@ -23,6 +23,7 @@ constexpr std::array kPercentiles = {10, 25, 50, 75, 90, 99};
 struct LatencyOptions {
   ModelOptions model;
   int32_t input_len = 32, output_len = 128, batch_size = 8, n = 1;
+  int32_t prefix_len = 0;
   int32_t num_iters_warmup = 10, num_iters = 30;
   int64_t seed = 0;
   std::string output_json;
@@ -32,20 +33,25 @@ struct LatencySamples {
   std::vector<double> latencies, first_tokens, decode_rates;  // seconds, seconds, tokens per second of one sequence
 };
 
-std::vector<BenchRequest> make_batch(const LatencyOptions& options, int32_t vocab_size) {
+/// With a common prefix, what follows it is new in every iteration, as in the turns of a chat.
+std::vector<BenchRequest> make_batch(const LatencyOptions& options, int32_t iteration, int32_t vocab_size) {
   std::vector<BenchRequest> batch;
   const auto seed = static_cast<uint64_t>(options.seed);
+  const uint64_t base = seed * 1'000'003 + (options.prefix_len > 0 ? static_cast<uint64_t>(iteration) * 7919 : 0);
   for (int32_t prompt = 0; prompt < options.batch_size; ++prompt) {
-    const std::vector<int32_t> tokens = random_prompt(seed * 1'000'003 + static_cast<uint64_t>(prompt), options.input_len, vocab_size);
+    std::vector<int32_t> tokens;
+    if (options.prefix_len > 0) tokens = random_prompt(seed * 1'000'003 + 500'009 + static_cast<uint64_t>(prompt), options.prefix_len, vocab_size);
+    const std::vector<int32_t> fresh = random_prompt(base + static_cast<uint64_t>(prompt), options.input_len, vocab_size);
+    tokens.insert(tokens.end(), fresh.begin(), fresh.end());
     for (int32_t copy = 0; copy < options.n; ++copy) batch.push_back({tokens, options.output_len, seed + batch.size()});
   }
   return batch;
 }
 
 Result<LatencySamples> measure(engine::Engine& engine, const LatencyOptions& options) {
-  const std::vector<BenchRequest> batch = make_batch(options, engine.limits().vocab_size);
   LatencySamples samples;
   for (int32_t i = 0; i < options.num_iters_warmup + options.num_iters; ++i) {
+    const std::vector<BenchRequest> batch = make_batch(options, i, engine.limits().vocab_size);
     const auto start = std::chrono::steady_clock::now();
     ASSIGN_OR_RETURN(const std::vector<BenchTimes> times, run_requests(engine, batch));
     if (i < options.num_iters_warmup) continue;
@@ -58,7 +64,7 @@ Result<LatencySamples> measure(engine::Engine& engine, const LatencyOptions& opt
   return samples;
 }
 
-Json as_json(const LatencySamples& samples, const worker::ExecutionPlan& plan) {
+Json as_json(const LatencySamples& samples, const BenchEngine& bench) {
   Json percentiles = Json::object();
   for (const int percent : kPercentiles) percentiles[fmt::format("{}", percent)] = percentile(samples.latencies, percent);
   return {{"avg_latency", mean(samples.latencies)},
@@ -66,8 +72,10 @@ Json as_json(const LatencySamples& samples, const worker::ExecutionPlan& plan) {
           {"latencies", samples.latencies},
           {"percentiles", percentiles},
           {"mean_ttft_ms", mean(samples.first_tokens) * 1e3},
+          {"median_ttft_ms", percentile(samples.first_tokens, 50) * 1e3},
           {"decode_tokens_per_second", percentile(samples.decode_rates, 50)},
-          {"environment", bench_environment(plan)}};
+          {"counters", bench_counters(bench.engine->stats())},
+          {"environment", bench_environment(bench.plan)}};
 }
 
 void print(const LatencySamples& samples, const LatencyOptions& options) {
@@ -78,7 +86,7 @@ void print(const LatencySamples& samples, const LatencyOptions& options) {
     fmt::print("{}% percentile latency: {} seconds\n", percent, percentile(samples.latencies, percent));
   // Prefill and decode apart: the throughput above mixes both.
   const double sequences = options.batch_size * options.n;
-  fmt::print("Mean time to first token: {:.1f} ms\n", mean(samples.first_tokens) * 1e3);
+  fmt::print("Mean time to first token: {:.1f} ms, median {:.1f} ms\n", mean(samples.first_tokens) * 1e3, percentile(samples.first_tokens, 50) * 1e3);
   if (!samples.decode_rates.empty())
     fmt::print("Median decode speed after it: {:.2f} tokens/s per sequence\n", percentile(samples.decode_rates, 50));
   fmt::print("Output tokens per second of the whole batch: {:.2f}, with input {:.2f}\n", sequences * options.output_len / average,
@@ -87,10 +95,11 @@ void print(const LatencySamples& samples, const LatencyOptions& options) {
 
 Result<void> bench_latency(const LatencyOptions& options) {
   ASSIGN_OR_RETURN(const BenchEngine bench,
-                   start_bench_engine(options.model, options.batch_size * options.n, options.input_len + options.output_len, true));
+                   start_bench_engine(options.model, options.batch_size * options.n, options.prefix_len + options.input_len + options.output_len, true));
   ASSIGN_OR_RETURN(const LatencySamples samples, measure(*bench.engine, options));
   print(samples, options);
-  return save_result(options.output_json, as_json(samples, bench.plan));
+  fmt::print("{}", bench_counters_text(bench.engine->stats()));
+  return save_result(options.output_json, as_json(samples, bench));
 }
 
 }  // namespace
@@ -103,6 +112,8 @@ Command bench_latency_command() {
       {"Benchmark",
        {
            {"--input-len", "N", "Tokens of every prompt (default 32)", to_integer(options->input_len, 1, kMax)},
+           {"--prefix-len", "N", "Tokens before the input, the same in every iteration (default 0); to be used with --enable-prefix-caching",
+            to_integer(options->prefix_len, 0, kMax)},
            {"--output-len", "N", "Tokens of every output (default 128)", to_integer(options->output_len, 1, kMax)},
            {"--batch-size", "N", "Prompts of a batch (default 8)", to_integer(options->batch_size, 1, 1 << 16)},
            {"--n", "N", "Sequences of every prompt (default 1)", to_integer(options->n, 1, 1 << 10)},
@@ -112,6 +123,7 @@ Command bench_latency_command() {
            {"--seed", "N", "Seed of prompts and sampling (default 0)", to_integer(options->seed, 0, std::numeric_limits<int64_t>::max())},
            without_effect(options->model, "--disable-detokenize", "", "this benchmark never detokenizes"),
        }});
+  options->model.prefix_cache.enabled = false;  // the same prompts come again and again
   add_model_options(command, options->model);
   command.run = [options]() -> int {
     if (Result<void> done = bench_latency(*options); !done) {

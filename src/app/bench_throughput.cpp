@@ -59,7 +59,7 @@ void print(const ThroughputResult& result) {
   fmt::print("Total num output tokens:  {}\n", result.output_tokens);
 }
 
-Json as_json(const ThroughputResult& result, const worker::ExecutionPlan& plan) {
+Json as_json(const ThroughputResult& result, const BenchEngine& bench) {
   const int64_t total = result.prompt_tokens + result.output_tokens;
   return {{"elapsed_time", result.elapsed_seconds},
           {"num_requests", result.num_requests},
@@ -67,7 +67,8 @@ Json as_json(const ThroughputResult& result, const worker::ExecutionPlan& plan) 
           {"requests_per_second", static_cast<double>(result.num_requests) / result.elapsed_seconds},
           {"tokens_per_second", static_cast<double>(total) / result.elapsed_seconds},
           {"output_tokens_per_second", static_cast<double>(result.output_tokens) / result.elapsed_seconds},
-          {"environment", bench_environment(plan)}};
+          {"counters", bench_counters(bench.engine->stats())},
+          {"environment", bench_environment(bench.plan)}};
 }
 
 Result<void> bench_throughput(const ThroughputOptions& options) {
@@ -79,7 +80,8 @@ Result<void> bench_throughput(const ThroughputOptions& options) {
   const std::vector<BenchRequest> requests = make_requests(options, bench.engine->limits().vocab_size);
   ASSIGN_OR_RETURN(const ThroughputResult result, measure(*bench.engine, requests));
   print(result);
-  return save_result(options.output_json, as_json(result, bench.plan));
+  fmt::print("{}", bench_counters_text(bench.engine->stats()));
+  return save_result(options.output_json, as_json(result, bench));
 }
 
 }  // namespace
@@ -104,6 +106,7 @@ Command bench_throughput_command() {
             to_integer(options->seed, 0, std::numeric_limits<int64_t>::max())},
            without_effect(options->model, "--disable-detokenize", "", "this benchmark never detokenizes"),
        }});
+  options->model.prefix_cache.enabled = false;  // copies of a prompt shall cost what they cost
   add_model_options(command, options->model);
   command.run = [options]() -> int {
     if (Result<void> done = bench_throughput(*options); !done) {

@@ -1,7 +1,9 @@
 #include "app/model_options.h"
 
+#include <algorithm>
 #include <limits>
 
+#include "app/speculative_config.h"
 #include "base/log.h"
 
 namespace quern::app {
@@ -113,12 +115,37 @@ OptionGroup memory_group(ModelOptions& o) {
                to_integer(o.worker.max_num_seqs, 1, 1 << 16)},
               {"--max-num-batched-tokens", "N", "Rows of one step (default 2048; CPU 512)",
                to_integer(o.worker.max_num_batched_tokens, 64, 1 << 20)},
+              {"--long-prefill-token-threshold", "N", "Rows of one prompt in a step, at most, so that others get their share (default: no limit)",
+               to_integer(o.long_prefill_token_threshold, 1, kMaxInt)},
               {"--max-queue-len", "N", "Requests that may wait; one more is answered with 503 (default 1024)",
                to_integer(o.max_queue_len, 0, kMaxInt)},
               {"--gpu-memory-utilization", "SHARE", "Share of the device's memory that may be used (default 0.9)",
                to_number(o.worker.memory_utilization, 0.01, 1.0)},
               {"--kv-cache-memory-bytes", "SIZE", "Memory for KV blocks, e.g. 4G or 512MiB, instead of what is left",
                to_size(o.worker.kv_cache_memory_bytes)},
+          }};
+}
+
+OptionGroup engine_group(ModelOptions& o) {
+  return {"Prefix cache and speculation",
+          {
+              {"--enable-prefix-caching", "", "Prompts begin behind the longest prefix that was computed before (default, but for bench)",
+               to_flag(o.prefix_cache.enabled)},
+              {"--no-enable-prefix-caching", "", "Every prompt is computed as a whole", to_flag(o.prefix_cache.enabled, false)},
+              {"--prefix-reuse", "WHAT", "all (default), or prompts: never rows that were computed one by one as output",
+               to_choice<bool>(o.prefix_cache.reuse_outputs, {{"all", true}, {"prompts", false}})},
+              {"--num-snapshots", "N", "Recurrent states kept for the prefix cache (default: a tenth of what weights leave, at most 4 a sequence)",
+               to_integer(o.worker.num_snapshots, 0, 1 << 20)},
+              {"--prefix-cache-host-memory", "SIZE", "Host memory for cached prefixes and preempted sequences that the device has no room for (default: none)",
+               [&o](std::string_view text) -> Result<void> {
+                 ASSIGN_OR_RETURN(o.worker.host_cache_bytes, parse_size(text));
+                 return {};
+               }},
+              {"--snapshot-interval", "N", "Tokens between states that are kept in any case (default: from their number)",
+               to_integer(o.prefix_cache.snapshot_interval, 64, kMaxInt)},
+              {"--speculative-config", "JSON",
+               R"(Guess tokens ahead: {"method": "mtp", "num_speculative_tokens": 3} where the model has the head (default), "ngram", or "none")",
+               to_speculation(o.speculation)},
           }};
 }
 
@@ -157,7 +184,22 @@ void add_model_options(Command& command, ModelOptions& options) {
   command.positionals.push_back({"MODEL", to_path(options.worker.model_dir)});
   command.groups.push_back(model_group(options));
   command.groups.push_back(memory_group(options));
+  command.groups.push_back(engine_group(options));
   command.groups.push_back(device_group(options));
+}
+
+Result<void> settle_options(ModelOptions& options) {
+  using engine::SpeculationMethod;
+  const engine::SpeculationOptions& speculation = options.speculation;
+  if (speculation.synthetic_acceptance_length && !options.allow_synthetic_acceptance)
+    return invalid_argument(
+        "--speculative-config: synthetic_acceptance_length makes nonsense of every text; it is for benchmarks, and "
+        "--allow-synthetic-acceptance says that you know");
+  if (speculation.method == SpeculationMethod::kMtp) options.worker.load.with_mtp = true;
+  // The head takes memory; who does not want it does not load it.
+  if (speculation.method == SpeculationMethod::kNone || speculation.method == SpeculationMethod::kNgram) options.worker.load.with_mtp = false;
+  if (speculation.method != SpeculationMethod::kNone) options.worker.k_max = std::max(options.worker.k_max, speculation.num_speculative_tokens);
+  return {};
 }
 
 engine::EngineOptions engine_options(const ModelOptions& options) {
@@ -165,6 +207,9 @@ engine::EngineOptions engine_options(const ModelOptions& options) {
   result.max_num_seqs = options.worker.max_num_seqs;
   result.max_num_batched_tokens = options.worker.max_num_batched_tokens;
   result.max_queue_len = options.max_queue_len;
+  result.long_prefill_token_threshold = options.long_prefill_token_threshold;
+  result.prefix_cache = options.prefix_cache;
+  result.speculation = options.speculation;
   return result;
 }
 

@@ -115,6 +115,7 @@ Json plan_as_json(const worker::ExecutionPlan& plan) {
         {"max_num_seqs", plan.limits.num_slots},
         {"num_blocks", plan.limits.num_blocks},
         {"kv_tokens", int64_t{plan.limits.num_blocks} * 64},
+        {"num_snapshots", plan.limits.num_snapshots},
         {"max_num_batched_tokens", plan.limits.max_rows}}},
       {"decode_bytes_per_token", plan.decode_bytes_per_token},
       {"read_bandwidth_bytes_per_second", plan.traits.read_bandwidth},

@@ -18,8 +18,10 @@ void log_plan(const worker::ExecutionPlan& plan) {
            format_bytes(memory.workspace_bytes),
            format_bytes(memory.state_bytes + memory.ring_bytes + memory.sampler_bytes + memory.snapshot_bytes),
            format_bytes(memory.kv_bytes), format_bytes(memory.total_bytes()), format_bytes(memory.device_bytes));
-  log_info("limits: {} tokens per sequence, {} sequences, {} tokens of KV, {} rows per step", format_count(plan.limits.max_model_len),
-           plan.limits.num_slots, format_count(int64_t{plan.limits.num_blocks} * 64), plan.limits.max_rows);
+  log_info("limits: {} tokens per sequence, {} sequences, {} tokens of KV, {} snapshots, {} rows per step", format_count(plan.limits.max_model_len),
+           plan.limits.num_slots, format_count(int64_t{plan.limits.num_blocks} * 64), plan.limits.num_snapshots, plan.limits.max_rows);
+  if (plan.limits.num_host_blocks > 0)
+    log_info("host memory for the prefix cache: {} tokens of KV, {} snapshots", format_count(int64_t{plan.limits.num_host_blocks} * 64), plan.limits.num_host_snapshots);
   std::map<std::string, std::string> chosen;  // op -> candidates
   for (const worker::OpChoice& choice : plan.choices) {
     std::string& candidates = chosen[choice.op];
@@ -48,8 +50,9 @@ Result<void> check_model_dir(const std::filesystem::path& model_dir) {
   return {};
 }
 
-Result<worker::ExecutionPlan> plan_model(const ModelOptions& options) {
+Result<worker::ExecutionPlan> plan_model(ModelOptions options) {
   for (const std::string& notice : options.notices) log_warning("{}", notice);
+  RETURN_IF_ERROR(settle_options(options));
   RETURN_IF_ERROR(check_model_dir(options.worker.model_dir));
   return worker::make_plan(options.worker);
 }

@@ -15,7 +15,7 @@ namespace quern::app {
 Result<void> check_model_dir(const std::filesystem::path& model_dir);
 
 /// Logs the options without effect, checks the directory and plans. Opens no device and reads no weight.
-Result<worker::ExecutionPlan> plan_model(const ModelOptions& options);
+Result<worker::ExecutionPlan> plan_model(ModelOptions options);
 
 /// Why this plan cannot run, if so: the refusals of its ops, or the memory that is missing.
 Result<void> check_runnable(const worker::ExecutionPlan& plan);

@@ -55,14 +55,10 @@ struct Metrics::Families {
   Labels labels;
   prometheus::Registry registry;
   prometheus::Histogram *first_token, *inter_token, *per_output_token, *request_latency, *prompt_tokens, *generation_tokens;
-  prometheus::Counter *cache_queries, *cache_hits;
   prometheus::Family<prometheus::Counter>* http_responses;
 
   prometheus::Histogram* histogram(const char* name, const char* help, const Buckets& buckets) {
     return &prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(labels, buckets);
-  }
-  prometheus::Counter* counter(const char* name, const char* help) {
-    return &prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add(labels);
   }
 };
 
@@ -76,8 +72,6 @@ Metrics::Metrics(const std::string& model_name, int32_t max_model_len) : familie
   f.request_latency = f.histogram("vllm:e2e_request_latency_seconds", "From submission to the last token.", request_latency_buckets());
   f.prompt_tokens = f.histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", token_count_buckets(max_model_len));
   f.generation_tokens = f.histogram("vllm:request_generation_tokens", "Output tokens per request.", token_count_buckets(max_model_len));
-  f.cache_queries = f.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.");
-  f.cache_hits = f.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.");
   f.http_responses = &prometheus::BuildCounter().Name("quern:http_responses_total").Help("HTTP responses by status.").Register(f.registry);
 }
 
@@ -95,8 +89,6 @@ void Metrics::observe_finished(const OutputUsage& usage, double seconds, double 
   f.prompt_tokens->Observe(usage.prompt_tokens);
   f.generation_tokens->Observe(usage.completion_tokens);
   if (usage.completion_tokens > 1) f.per_output_token->Observe(decode_seconds / (usage.completion_tokens - 1));
-  f.cache_queries->Increment(usage.prompt_tokens);
-  f.cache_hits->Increment(usage.cached_tokens);
 }
 
 void Metrics::count_http_response(int status) {
@@ -121,6 +113,19 @@ std::string Metrics::expose(const engine::EngineStats& stats) const {
   add("vllm:num_requests_waiting", "Requests that wait for a place.", MetricType::Gauge, stats.num_waiting);
   add("vllm:kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.", MetricType::Gauge, used);
   add("vllm:num_preemptions_total", "Preempted requests.", MetricType::Counter, static_cast<double>(stats.num_preemptions));
+  const auto count = [&](const char* name, const char* help, uint64_t value) { add(name, help, MetricType::Counter, static_cast<double>(value)); };
+  count("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", stats.prefix_queried_tokens);
+  count("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", stats.prefix_hit_tokens);
+  count("vllm:spec_decode_num_drafts_total", "Drafts (of one or more tokens) that were verified.", stats.speculation.num_drafts);
+  count("vllm:spec_decode_num_draft_tokens_total", "Tokens in them.", stats.speculation.num_draft_tokens);
+  count("vllm:spec_decode_num_accepted_tokens_total", "Tokens in them that were accepted.", stats.speculation.num_accepted_tokens);
+  MetricFamily positions{"vllm:spec_decode_num_accepted_tokens_per_pos_total", "The same by position in the draft.", MetricType::Counter, {}};
+  for (int32_t i = 0; i < stats.max_draft_tokens; ++i) {
+    Labels labels = families_->labels;
+    labels.emplace("position", std::to_string(i));
+    positions.metric.push_back(metric(labels, static_cast<double>(stats.speculation.accepted_at[static_cast<size_t>(i)]), MetricType::Counter));
+  }
+  if (!positions.metric.empty()) families.push_back(std::move(positions));
   add("vllm:prompt_tokens_total", "Prompt tokens processed.", MetricType::Counter, static_cast<double>(stats.prompt_tokens));
   add("vllm:generation_tokens_total", "Output tokens.", MetricType::Counter, static_cast<double>(generation_tokens));
   MetricFamily success{"vllm:request_success_total", "Finished requests by reason.", MetricType::Counter, {}};
@@ -142,8 +147,17 @@ std::string Metrics::expose(const engine::EngineStats& stats) const {
   add("quern:host_seconds_total", "Time of the engine thread between steps.", MetricType::Counter, stats.host_seconds);
   add("quern:state_slots", "State slots of sequences.", MetricType::Gauge, stats.num_slots);
   add("quern:state_slots_free", "Free state slots.", MetricType::Gauge, stats.num_free_slots);
+  count("quern:prefix_cache_evictions_total", "Cached prefixes that were given up for others.", stats.prefix_evictions);
+  count("quern:prefix_cache_host_tokens_total", "Prompt tokens found in the prefix cache whose KV came from host memory.", stats.prefix_host_tokens);
+  count("quern:swapped_total", "Preempted requests that went on from host memory.", stats.num_swapped);
+  count("quern:recomputed_total", "Preempted requests that were computed again.", stats.num_recomputed);
+  add("quern:host_blocks", "Places for KV blocks in host memory.", MetricType::Gauge, stats.num_host_blocks);
+  add("quern:host_blocks_used", "Those in use.", MetricType::Gauge, stats.num_host_blocks_used);
+  add("quern:prefix_cache_blocks", "KV blocks of cached prefixes.", MetricType::Gauge, stats.num_cached_blocks);
+  add("quern:snapshots", "Places for recurrent states of cached prefixes.", MetricType::Gauge, stats.num_snapshots);
+  add("quern:snapshots_used", "Recurrent states of cached prefixes.", MetricType::Gauge, stats.num_snapshots_used);
   add("quern:kv_blocks", "KV blocks of 64 tokens.", MetricType::Gauge, stats.num_blocks);
-  add("quern:kv_blocks_free", "Free KV blocks.", MetricType::Gauge, stats.num_free_blocks);
+  add("quern:kv_blocks_free", "Free KV blocks, those of cached prefixes that nobody uses included.", MetricType::Gauge, stats.num_free_blocks);
   std::ostringstream out;
   prometheus::TextSerializer().Serialize(out, families);
   return std::move(out).str();

@@ -26,6 +26,10 @@ TEST(Metrics, HasTheNamesAndLabelsOfVllm) {
   stats.prompt_tokens = 12345678901;
   stats.generation_tokens = 77;
   stats.requests_length = 6;
+  stats.prefix_queried_tokens = 300;
+  stats.prefix_hit_tokens = 256;
+  stats.speculation = {.num_drafts = 5, .num_draft_tokens = 10, .num_accepted_tokens = 7, .accepted_at = {4, 3}};
+  stats.max_draft_tokens = 2;
   const std::string text = metrics.expose(stats);
   const std::string labels = R"({engine="0",model_name="some/model"})";
   for (const std::string& line :
@@ -33,7 +37,8 @@ TEST(Metrics, HasTheNamesAndLabelsOfVllm) {
         "vllm:kv_cache_usage_perc" + labels + " 0.25\n", "vllm:num_preemptions_total" + labels + " 4\n",
         "vllm:prompt_tokens_total" + labels + " 12345678901\n", "vllm:generation_tokens_total" + labels + " 77\n",
         "vllm:prefix_cache_queries_total" + labels + " 300\n", "vllm:prefix_cache_hits_total" + labels + " 256\n",
-        "vllm:time_to_first_token_seconds_count" + labels + " 1\n", "vllm:inter_token_latency_seconds_count" + labels + " 2\n",
+        "vllm:spec_decode_num_drafts_total" + labels + " 5\n", "vllm:spec_decode_num_draft_tokens_total" + labels + " 10\n",
+        "vllm:spec_decode_num_accepted_tokens_total" + labels + " 7\n", "vllm:time_to_first_token_seconds_count" + labels + " 1\n", "vllm:inter_token_latency_seconds_count" + labels + " 2\n",
         "vllm:request_time_per_output_token_seconds_count" + labels + " 1\n", "vllm:e2e_request_latency_seconds_count" + labels + " 1\n",
         "vllm:request_prompt_tokens_sum" + labels + " 300\n", "vllm:request_generation_tokens_sum" + labels + " 3\n"}) {
     EXPECT_THAT(text, HasSubstr("\n" + line)) << line;
@@ -41,6 +46,7 @@ TEST(Metrics, HasTheNamesAndLabelsOfVllm) {
   EXPECT_THAT(text, HasSubstr(R"(vllm:request_success_total{engine="0",finished_reason="length",model_name="some/model"} 6)"));
   EXPECT_THAT(text, HasSubstr(R"(vllm:time_to_first_token_seconds_bucket{engine="0",model_name="some/model",le="0.04"} 1)"));
   EXPECT_THAT(text, HasSubstr(R"(quern:http_responses_total{engine="0",model_name="some/model",status="503"} 1)"));
+  EXPECT_THAT(text, HasSubstr(R"(vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="some/model",position="1"} 3)"));
   EXPECT_THAT(text, HasSubstr("# TYPE vllm:num_requests_running gauge\n"));
   EXPECT_THAT(text, HasSubstr("# TYPE vllm:prompt_tokens_total counter\n"));
 }

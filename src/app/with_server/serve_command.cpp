@@ -118,8 +118,8 @@ OptionGroup server_group(ServeOptions& o) {
               {"--shutdown-timeout", "SECONDS", "How long running requests may go on after SIGTERM (default 60)",
                to_integer(o.shutdown_timeout_seconds, 0, 86400)},
               {"--disable-log-stats", "", "No line about throughput every ten seconds", to_flag(o.disable_log_stats)},
-              without_effect(o.model, "--enable-prefix-caching", "", "there is no prefix cache in this version"),
-              without_effect(o.model, "--no-enable-prefix-caching", "", "there is no prefix cache in this version"),
+              {"--allow-synthetic-acceptance", "", "Serve nonsense at the speed that a synthetic_acceptance_length gives",
+               to_flag(o.model.allow_synthetic_acceptance)},
           }};
 }
 

@@ -142,10 +142,10 @@ TEST_F(Serve, SaysThatMemoryIsShortBeforeItLoads) {
 }
 
 TEST_F(Serve, WarnsOfOptionsWithoutEffect) {
-  BackgroundProgram server(arguments({"--enforce-eager", "--no-enable-prefix-caching"}));
+  BackgroundProgram server(arguments({"--enforce-eager", "--language-model-only"}));
   ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
   EXPECT_THAT(server.log(), HasSubstr("--enforce-eager has no effect"));
-  EXPECT_THAT(server.log(), HasSubstr("--no-enable-prefix-caching has no effect"));
+  EXPECT_THAT(server.log(), HasSubstr("--language-model-only has no effect"));
   server.send(SIGINT);
   EXPECT_EQ(server.wait(), 0);
 }
