@@ -137,7 +137,7 @@ class Equality : public ::testing::Test {
     setup.worker.max_model_len = 512;
     setup.worker.max_num_batched_tokens = 1024;
     setup.worker.max_logit_rows = 80;
-    setup.worker.num_snapshots = 24;
+    setup.worker.num_snapshots = 16;
     return setup;
   }
 
@@ -146,7 +146,7 @@ class Equality : public ::testing::Test {
     setup.engine.long_prefill_token_threshold = cell.cut;
     setup.engine.speculation = {
         .method = cell.drafts.method, .num_speculative_tokens = cell.drafts.num_tokens, .prompt_lookup_min = 1, .prompt_lookup_max = 3, .adaptive = false};
-    setup.num_blocks = cell.preempted == Preempted::kNever ? 128 : 8;
+    setup.num_blocks = cell.preempted == Preempted::kNever ? 104 : 8;
     setup.worker.host_cache_bytes = cell.host ? 64 << 20 : 0;
     return start_real_engine(setup);
   }
@@ -165,7 +165,7 @@ class Equality : public ::testing::Test {
 
   /// One request at a time: nothing cached, all of it, a part, and nothing again.
   static void go_through_alone(Engine& engine) {
-    for (const int32_t i : {4, 5, 9}) {
+    for (const int32_t i : {4, 9}) {
       const auto length = static_cast<int32_t>(make_text(i, false).prompt.size());
       EXPECT_EQ(run_alone(engine, i, false), 0);
       EXPECT_GE(run_alone(engine, i, false), (length - 1) / 64 * 64);
@@ -174,7 +174,7 @@ class Equality : public ::testing::Test {
     }
     // Others until nothing is left of the first on the device.
     const bool host = engine.stats().num_host_blocks > 0;
-    for (uint64_t seed = 0; host ? seed < 80 : engine.stats().prefix_evictions < 48; ++seed) {
+    for (uint64_t seed = 0; host ? seed < 70 : engine.stats().prefix_evictions < 24; ++seed) {
       GenerationRequest other;
       other.prompt = random_tokens(5000 + seed, 130);
       other.max_tokens = 1;
@@ -223,8 +223,7 @@ class Equality : public ::testing::Test {
     SCOPED_TRACE(cell.describe());
     const auto engine = start(cell);
     if (cell.preempted == Preempted::kNever) go_through_alone(*engine);
-    for (const bool other_end : {false, true})
-      for (int32_t round = 0; round < 2; ++round) go_through_together(*engine, other_end);
+    for (const bool other_end : {false, false, true}) go_through_together(*engine, other_end);  // missed, hit, hit in part
     const EngineStats stats = settled(*engine);
     EXPECT_EQ(stats.num_free_blocks, stats.num_blocks);
     EXPECT_EQ(stats.num_preemptions > 0, cell.preempted != Preempted::kNever);
@@ -238,6 +237,7 @@ class Equality : public ::testing::Test {
       EXPECT_GT(stats.prefix_hit_tokens, 0u);
     }
     counters.add(stats);
+    std::cout << fmt::format("{}: {} rows\n", cell.describe(), stats.computed_rows) << std::flush;
   }
 
   static void expect_that_it_happened(const Counters& counters) {
