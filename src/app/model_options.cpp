@@ -134,7 +134,7 @@ OptionGroup engine_group(ModelOptions& o) {
               {"--no-enable-prefix-caching", "", "Every prompt is computed as a whole", to_flag(o.prefix_cache.enabled, false)},
               {"--prefix-reuse", "WHAT", "all (default), or prompts: never rows that were computed one by one as output",
                to_choice<bool>(o.prefix_cache.reuse_outputs, {{"all", true}, {"prompts", false}})},
-              {"--num-snapshots", "N", "Recurrent states kept for the prefix cache (default: a tenth of what weights leave, at most 4 a sequence)",
+              {"--num-snapshots", "N", "Recurrent states kept for the prefix cache (default: from a tenth of what weights leave, at most 4 a sequence or 32)",
                to_integer(o.worker.num_snapshots, 0, 1 << 20)},
               {"--prefix-cache-host-memory", "SIZE", "Host memory for cached prefixes and preempted sequences that the device has no room for (default: none)",
                [&o](std::string_view text) -> Result<void> {

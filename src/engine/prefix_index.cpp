@@ -12,6 +12,8 @@ using worker::StateOp;
 
 namespace {
 
+constexpr int32_t kMostRows = 4 * kBlockSize;
+
 uint64_t hash_of(std::span<const int32_t> tokens) {
   uint64_t hash = 0;
   for (const int32_t token : tokens) hash = hash_combine(hash, static_cast<uint64_t>(token));
@@ -189,7 +191,8 @@ void PrefixIndex::withdraw(EntryId entry) {
 }
 
 /// The clock when the entry was last used, and the tokens per byte that it saves: rows since the boundary before it, against its snapshot
-/// and the blocks that nobody else needs (Cao, Irani, "Cost-aware WWW proxy caching algorithms", 1997).
+/// and the blocks that nobody else needs (Cao, Irani, "Cost-aware WWW proxy caching algorithms", 1997). Rows count up to kMostRows, so that a
+/// sparse state in the middle of a long prompt does not outlive for long the fresh ones at its end, from which the next turn goes on.
 double PrefixIndex::priority(const Node& node) const {
   double rows = kBlockSize, bytes = costs_.snapshot_bytes;
   bool own = node.children.empty();
@@ -199,7 +202,7 @@ double PrefixIndex::priority(const Node& node) const {
     own = own && above->children.size() == 1;
     if (own) bytes += costs_.block_bytes;
   }
-  return node.entry->used_at + rows / bytes;
+  return node.entry->used_at + std::min<double>(rows, kMostRows) / bytes;
 }
 
 /// The order of eviction: priority, then the time of the last use.

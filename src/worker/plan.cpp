@@ -18,7 +18,7 @@ constexpr double kDefaultStateShare = 0.4;
 constexpr uint64_t kDefaultCpuKvBytes = 4ull << 30;
 constexpr int32_t kDefaultLogitRows = 64;
 /// Snapshots for the prefix cache: some per sequence, from at most this share of what the weights leave (on a CPU also below an absolute size).
-constexpr int32_t kDefaultSnapshotsPerSeq = 4;
+constexpr int32_t kDefaultSnapshotsPerSeq = 4, kDefaultLeastSnapshots = 32;
 constexpr double kDefaultSnapshotShare = 0.1;
 constexpr uint64_t kDefaultCpuSnapshotBytes = 1ull << 30;
 
@@ -173,7 +173,7 @@ int32_t choose_snapshots(ExecutionPlan& plan, const Sizes& sizes, int32_t num_se
   const int32_t wanted = plan.options.num_snapshots;
   const auto affordable = [&](double share) { return static_cast<int64_t>(static_cast<double>(left) * share / static_cast<double>(sizes.snapshot_bytes)); };
   if (wanted < 0) {
-    int64_t most = std::min<int64_t>(affordable(kDefaultSnapshotShare), int64_t{kDefaultSnapshotsPerSeq} * num_seqs);
+    int64_t most = std::min<int64_t>(affordable(kDefaultSnapshotShare), std::max(int64_t{kDefaultSnapshotsPerSeq} * num_seqs, int64_t{kDefaultLeastSnapshots}));
     if (plan.traits.platform == ops::Platform::kCpu) most = std::min<int64_t>(most, static_cast<int64_t>(kDefaultCpuSnapshotBytes / sizes.snapshot_bytes));
     return static_cast<int32_t>(most);
   }
