@@ -252,7 +252,19 @@ bool PrefixIndex::evict_snapshot() {
 
 bool PrefixIndex::evict_blocks() {
   Node* worst = worst_of([](Node& node) { return free_end(node) != nullptr; });
-  if (worst == nullptr) return false;
+  if (worst == nullptr) {
+    // Two sequences that computed the same tokens have blocks of their own, and the tree has one of each pair: a block that nobody uses may
+    // stand before one that is in use. It comes free when all entries behind it are gone.
+    worst = worst_of([](const Node& node) {
+      const Node* at = &node;
+      while (at->parent != nullptr && !(at->block && at->block->unique())) at = at->parent;
+      return node.children.empty() && at->parent != nullptr;
+    });
+    if (worst == nullptr) return false;
+    ++num_evictions_;
+    remove(*worst);
+    return true;
+  }
   Node* end = free_end(*worst);
   clock_ = std::max(clock_, priority(*worst));
   worst->entry->pinned = true;

@@ -95,7 +95,7 @@ class PrefixIndex {
   /// Of the entries whose snapshot nobody else holds, the one that is worth least gives it up: to host memory, or for good. False when there
   /// is none.
   bool evict_snapshot();
-  /// The same with KV blocks: at least one comes free.
+  /// The same with KV blocks: some come free, or do so when this is repeated.
   bool evict_blocks();
 
   [[nodiscard]] int32_t num_entries() const { return static_cast<int32_t>(entries_.size()); }

@@ -293,6 +293,22 @@ TEST(PrefixIndex, APrefixOnTheDeviceHasItsEndInHostMemory) {
   EXPECT_EQ(bed->find({.salt = {}, .tokens = tokens, .prompt_rows = {}}, true).num_host_blocks, 0);
 }
 
+TEST(PrefixIndex, FreesABlockThatStandsBeforeOneInUse) {
+  Bed bed(4, 4);
+  bed.add("a");
+  // Another sequence has computed the same block for itself, and goes on running.
+  const std::vector<int32_t> tokens = Bed::tokens("ab");
+  const std::vector<uint8_t> rows = Bed::rows("PP");
+  const std::vector<BlockRef> own = {*bed.blocks().acquire(), *bed.blocks().acquire()};
+  bed->confirm(*bed->add({.salt = {}, .tokens = tokens, .prompt_rows = rows}, own, *bed.snapshots().acquire()));
+  EXPECT_EQ(bed.blocks().num_idle(), 1);
+  EXPECT_EQ(bed.blocks().num_free(), 1);
+  while (bed->evict_blocks()) {
+  }
+  EXPECT_EQ(bed.blocks().num_idle(), 0);
+  EXPECT_EQ(bed.blocks().num_free(), 2);
+}
+
 /// The index against a list of all boundaries ever confirmed: it may forget, but never invent, and no block is lost.
 TEST(PrefixIndex, ARandomWalkNeverFindsWhatWasNotAdded) {
   for (const uint64_t seed : {1, 2, 3}) {
