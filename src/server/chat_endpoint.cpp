@@ -28,6 +28,8 @@ HttpAnswer chat_completions(const ServicePtr& service, const HttpRequest& http) 
   plan.max_tokens = request.max_tokens.value_or(service->window() - static_cast<int32_t>(prompt_tokens));
   plan.num_logprobs = request.logprobs ? request.top_logprobs : -1;
   plan.split_reasoning = true;
+  plan.tools = request.tools;
+  plan.parallel_tool_calls = request.parallel_tool_calls;
   ResponseHeader header = response_header(*service, fields, plan.request_id);
   header.logprobs = request.logprobs;
   header.num_top_logprobs = request.top_logprobs;

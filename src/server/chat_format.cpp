@@ -3,6 +3,26 @@
 #include "server/json_writer.h"
 
 namespace quern::server {
+namespace {
+
+/// As chunks have them, by index and without what an earlier chunk has told, or as a whole message has them.
+Json tool_calls_json(const std::vector<ToolCallDelta>& calls, bool with_index) {
+  Json list = Json::array();
+  for (const ToolCallDelta& call : calls) {
+    Json json;
+    if (with_index) json["index"] = call.index;
+    if (!call.id.empty()) {
+      json["id"] = call.id;
+      json["type"] = "function";
+      json["function"]["name"] = call.name;
+    }
+    json["function"]["arguments"] = call.arguments;
+    list.push_back(std::move(json));
+  }
+  return list;
+}
+
+}  // namespace
 
 ChatFormat::ChatFormat(ResponseHeader header, const text::Tokenizer* tokenizer, std::vector<int32_t> prompt_ids)
     : header_(std::move(header)),
@@ -31,7 +51,7 @@ void ChatFormat::begin(int32_t choice, std::string& out) {
 }
 
 void ChatFormat::delta(int32_t choice, const OutputDelta& delta, const OutputUsage& usage, std::string& out) {
-  const bool has_text = !delta.reasoning.empty() || !delta.content.empty();
+  const bool has_text = !delta.reasoning.empty() || !delta.content.empty() || !delta.tool_calls.empty();
   if (has_text || (!delta.token_ids.empty() && (header_.logprobs || header_.token_ids))) {
     writer_.open(choice, out);
     out += "\"delta\":{";
@@ -46,6 +66,11 @@ void ChatFormat::delta(int32_t choice, const OutputDelta& delta, const OutputUsa
     if (!delta.content.empty()) {
       out += delta.reasoning.empty() ? "\"content\":" : ",\"content\":";
       append_json_string(out, delta.content);
+    }
+    if (!delta.tool_calls.empty()) {
+      if (!delta.reasoning.empty() || !delta.content.empty()) out += ',';
+      out += "\"tool_calls\":";
+      out += dump_json(tool_calls_json(delta.tool_calls, /*with_index=*/true));
     }
     out += "}";
     append_logprobs(delta, out);
@@ -77,6 +102,7 @@ Json ChatFormat::response(std::span<const OutputDelta> choices, const OutputUsag
     message["reasoning_content"] = text_or_null(output.reasoning);
     message["reasoning"] = text_or_null(output.reasoning);
     message["refusal"] = nullptr;
+    if (!output.tool_calls.empty()) message["tool_calls"] = tool_calls_json(output.tool_calls, /*with_index=*/false);
     Json choice;
     choice["index"] = i;
     choice["message"] = std::move(message);

@@ -30,6 +30,11 @@ std::vector<int32_t> token_hints(const text::Tokenizer& tokenizer, const text::R
   return hints;
 }
 
+/// How an answer begins that has to be a call (model-spec.md 4.4).
+std::string call_opening(const std::string& function) {
+  return function.empty() ? "<tool_call>\n<function=" : fmt::format("<tool_call>\n<function={}>\n", function);
+}
+
 }  // namespace
 
 Result<PreparedPrompt> render_chat(const Service& service, const Conversation& conversation) {
@@ -46,10 +51,17 @@ Result<PreparedPrompt> render_chat(const Service& service, const Conversation& c
   input.add_generation_prompt = conversation.add_generation_prompt;
   input.continue_final_message = conversation.continue_final_message;
   input.kwargs = conversation.template_kwargs;
-  ASSIGN_OR_RETURN(const text::RenderedPrompt rendered, service.context.chat_template->render(input, [&](std::string_view text) {
+  if (conversation.forced_call) input.kwargs["enable_thinking"] = false;  // the call comes first
+  ASSIGN_OR_RETURN(text::RenderedPrompt rendered, service.context.chat_template->render(input, [&](std::string_view text) {
     return tokenizer->escape_control_tokens(text);
   }));
   PreparedPrompt prompt;
+  if (conversation.forced_call) {
+    if (rendered.starts_in_reasoning) rendered.text += "\n</think>\n\n";  // of a template that always thinks
+    rendered.starts_in_reasoning = false;
+    prompt.opening = call_opening(*conversation.forced_call);
+    rendered.text += call_opening(tokenizer->escape_control_tokens(*conversation.forced_call));
+  }
   prompt.ids = tokenizer->encode_with_escapes(rendered.text);
   prompt.cut_hints = token_hints(*tokenizer, rendered, prompt.ids);
   prompt.starts_in_reasoning = rendered.starts_in_reasoning;

@@ -7,14 +7,32 @@ namespace {
 
 constexpr size_t kMaxMessages = 16384;
 
-void check_tool_choice(JsonFields& fields) {
+/// tool_choice "none" takes the tools away: a model that does not see them does not call them.
+void read_tool_choice(JsonFields& fields, Conversation& conversation) {
   const Json* choice = fields.find("tool_choice");
-  if (choice == nullptr || *choice == "auto" || *choice == "none") return;
-  if (*choice == "required" || choice->is_object()) {
-    fields.unsupported("tool_choice", "forcing a tool call is not supported yet, only \"auto\" and \"none\"");
-  } else {
-    fields.fail("tool_choice", "expected \"auto\" or \"none\"");
+  if (choice == nullptr || *choice == "auto") return;
+  if (*choice == "none") {
+    conversation.tools = nullptr;
+    return;
   }
+  const auto schemas = text::ToolSchemas::parse(conversation.tools);
+  if (!schemas) return;  // told by parse_chat_request
+  if (*choice == "required") {
+    if (schemas->empty()) return fields.fail("tool_choice", "\"required\" needs tools");
+    conversation.forced_call = "";
+  } else if (choice->is_object()) {
+    JsonFields members(*choice, "tool_choice.");
+    const auto type = members.string("type", 64);
+    if (type && *type != "function") return fields.unsupported("tool_choice", "type \"{}\" is not supported, only \"function\"", *type);
+    const Json* function = members.object("function");
+    const auto name = function != nullptr ? JsonFields(*function, "tool_choice.function.").string("name", 1024) : std::nullopt;
+    if (!name) return fields.fail("tool_choice", "expected {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}");
+    if (!schemas->has(*name)) return fields.fail("tool_choice", "there is no tool \"{}\"", *name);
+    conversation.forced_call = *name;
+  } else {
+    return fields.fail("tool_choice", "expected \"auto\", \"none\", \"required\" or a function");
+  }
+  if (conversation.continue_final_message) fields.fail("tool_choice", "a forced call cannot continue the final message");
 }
 
 }  // namespace
@@ -32,7 +50,6 @@ Conversation read_conversation(JsonFields& fields) {
     conversation.messages = *messages;
   }
   if (const Json* tools = fields.array("tools")) conversation.tools = *tools;
-  check_tool_choice(fields);
   if (const Json* kwargs = fields.object("chat_template_kwargs")) conversation.template_kwargs = *kwargs;
   if (const auto thinking = fields.boolean("enable_thinking")) {
     if (!conversation.template_kwargs.contains("enable_thinking")) conversation.template_kwargs["enable_thinking"] = *thinking;
@@ -46,6 +63,7 @@ Conversation read_conversation(JsonFields& fields) {
     fields.fail("continue_final_message", "cannot be true together with add_generation_prompt");
   }
   conversation.add_generation_prompt = add_generation_prompt.value_or(!conversation.continue_final_message);
+  read_tool_choice(fields, conversation);
   return conversation;
 }
 
@@ -69,7 +87,10 @@ Result<ChatRequest> parse_chat_request(const Json& body, const SamplingDefaults&
       modalities != nullptr && std::ranges::any_of(*modalities, [](const Json& m) { return m != "text"; })) {
     fields.unsupported("modalities", "only text is supported");
   }
+  request.parallel_tool_calls = fields.boolean("parallel_tool_calls").value_or(true);
   RETURN_IF_ERROR(fields.status());
+  ASSIGN_OR_RETURN(text::ToolSchemas tools, text::ToolSchemas::parse(request.conversation.tools));
+  if (!tools.empty()) request.tools = std::make_shared<const text::ToolSchemas>(std::move(tools));
   return request;
 }
 

@@ -1,18 +1,21 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "base/json.h"
 #include "server/generation_fields.h"
+#include "text/tool_schemas.h"
 
 namespace quern::server {
 
 /// What a chat template is given, as the client wrote it; text::normalize_messages checks the messages when they are rendered.
 struct Conversation {
   Json messages = Json::array();
-  Json tools;  // null or a list
+  Json tools;  // null or a list, as the template shows them
+  std::optional<std::string> forced_call;  // the answer begins with a call: of this function, or of any ("")
   Json template_kwargs = Json::object();
   bool add_generation_prompt = true;
   bool continue_final_message = false;
@@ -25,6 +28,8 @@ struct ChatRequest {
   std::optional<int32_t> max_tokens;  // absent: the rest of the window
   bool logprobs = false;
   int32_t top_logprobs = 0;
+  std::shared_ptr<const text::ToolSchemas> tools;  // calls are read with these; null: there are none
+  bool parallel_tool_calls = true;
 };
 
 /// Errors name the field.

@@ -65,6 +65,9 @@ void add_choices(Service& service, const GenerationFields& fields, const Generat
     output.prompt_tokens = static_cast<int32_t>(prompt.ids.size());
     output.split_reasoning = plan.split_reasoning;
     output.starts_in_reasoning = prompt.starts_in_reasoning;
+    output.opening = prompt.opening;
+    output.tools = plan.tools;
+    output.parallel_tool_calls = plan.parallel_tool_calls;
     output.skip_special_tokens = fields.skip_special_tokens;
     output.stop = fields.stop;
     output.include_stop = fields.include_stop_str_in_output;

@@ -16,6 +16,7 @@ struct PreparedPrompt {
   std::vector<int32_t> ids;
   std::vector<int32_t> cut_hints;    // see engine::GenerationRequest
   bool starts_in_reasoning = false;  // the output begins inside a <think> that the prompt opened
+  std::string opening;               // the beginning of the output, which the prompt ends with
 };
 
 /// What differs between the dialects.
@@ -25,6 +26,8 @@ struct GenerationPlan {
   int32_t num_logprobs = -1;
   int32_t prompt_logprobs = -1;
   bool split_reasoning = false;
+  std::shared_ptr<const text::ToolSchemas> tools;
+  bool parallel_tool_calls = true;
 };
 
 /// "chatcmpl-" and 32 random hexadecimal digits.

@@ -16,6 +16,13 @@ void append_all(std::vector<T>& to, std::vector<T>& from) {
 void OutputDelta::append(OutputDelta other) {
   reasoning += other.reasoning;
   content += other.content;
+  for (ToolCallDelta& call : other.tool_calls) {
+    if (tool_calls.empty() || tool_calls.back().index != call.index) {
+      tool_calls.push_back(std::move(call));
+    } else {
+      tool_calls.back().arguments += call.arguments;
+    }
+  }
   append_all(token_ids, other.token_ids);
   append_all(logprobs, other.logprobs);
   append_all(prompt_logprobs, other.prompt_logprobs);

@@ -12,15 +12,23 @@ namespace quern::server {
 
 /// Why an output ended, in OpenAI's words and vLLM's.
 struct OutputEnd {
-  std::string_view finish_reason = "stop";  // "stop" or "length"
+  std::string_view finish_reason = "stop";  // "stop", "length" or "tool_calls"
   std::optional<std::string> stop_string;   // the stop string that matched
   std::optional<int32_t> stop_token;        // the id from stop_token_ids that ended it; an eos id is not named
+};
+
+/// News of one tool call. The first of a call has its id and name; the arguments of all together are one JSON object.
+struct ToolCallDelta {
+  int32_t index = 0;  // of the call in its message
+  std::string id, name;
+  std::string arguments;
 };
 
 /// What one piece of news adds to an output. Adding up the pieces gives the same output wherever the stream was cut.
 struct OutputDelta {
   std::string reasoning;
   std::string content;
+  std::vector<ToolCallDelta> tool_calls;
   std::vector<int32_t> token_ids;
   std::vector<engine::TokenLogprobs> logprobs;         // parallel to token_ids when asked for
   std::vector<engine::TokenLogprobs> prompt_logprobs;  // once, of every prompt token but the first

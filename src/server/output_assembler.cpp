@@ -1,7 +1,10 @@
 #include "server/output_assembler.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
+
+#include "server/generation_plan.h"
 
 namespace quern::server {
 namespace {
@@ -21,10 +24,12 @@ OutputAssembler::OutputAssembler(OutputOptions options) : options_(std::move(opt
   usage_.prompt_tokens = options_.prompt_tokens;
   if (options_.tokenizer != nullptr) detokenizer_.emplace(*options_.tokenizer, options_.skip_special_tokens);
   if (options_.split_reasoning) splitter_.emplace(options_.starts_in_reasoning);
+  if (options_.tools != nullptr) calls_.emplace(options_.tools, options_.parallel_tool_calls ? std::numeric_limits<size_t>::max() : 1);
 }
 
 OutputDelta OutputAssembler::push(engine::TokenEvent event) {
   OutputDelta delta;
+  if (const std::string opening = std::exchange(options_.opening, {}); !opening.empty()) split(opening, delta);
   delta.prompt_logprobs = std::move(event.prompt_logprobs);
   for (size_t i = 0; i < event.tokens.size() && !stopped(); ++i) {
     delta.token_ids.push_back(event.tokens[i]);
@@ -50,13 +55,29 @@ void OutputAssembler::push_text(std::string_view text, OutputDelta& delta) {
 }
 
 void OutputAssembler::split(std::string_view text, OutputDelta& delta) {
-  if (!splitter_) {
-    delta.content += text;
-    return;
-  }
-  text::ReasoningSplitter::Delta pieces = splitter_->push(text);
+  if (!splitter_) return add_content(text, delta);
+  const text::ReasoningSplitter::Delta pieces = splitter_->push(text);
   delta.reasoning += pieces.reasoning;
-  delta.content += pieces.content;
+  add_content(pieces.content, delta);
+}
+
+void OutputAssembler::add_content(std::string_view text, OutputDelta& delta) {
+  if (!calls_) {
+    delta.content += text;
+  } else if (!text.empty()) {
+    add_calls(calls_->push(text), delta);
+    called_ = !options_.parallel_tool_calls && calls_->num_complete() > 0;
+  }
+}
+
+void OutputAssembler::add_calls(text::ToolCallParser::Delta calls, OutputDelta& delta) {
+  delta.content += calls.content;
+  OutputDelta news;
+  for (text::ToolCallParser::Piece& piece : calls.pieces) {
+    std::string id = piece.name.empty() ? std::string() : new_request_id("call_");
+    news.tool_calls.push_back({static_cast<int32_t>(piece.call), std::move(id), std::move(piece.name), std::move(piece.arguments)});
+  }
+  delta.append(std::move(news));
 }
 
 void OutputAssembler::finish(const engine::Finish& finish, OutputDelta& delta) {
@@ -65,13 +86,18 @@ void OutputAssembler::finish(const engine::Finish& finish, OutputDelta& delta) {
   if (!stopped() && detokenizer_) push_text(detokenizer_->finish(), delta);
   if (!stopped()) split(stops_.finish(), delta);
   if (splitter_) {
-    text::ReasoningSplitter::Delta pieces = splitter_->finish();
+    const text::ReasoningSplitter::Delta pieces = splitter_->finish();
     delta.reasoning += pieces.reasoning;
-    delta.content += pieces.content;
+    add_content(pieces.content, delta);
   }
+  if (calls_) add_calls(calls_->finish(), delta);
   OutputEnd end;
-  if (stopped()) {
+  if (calls_ && calls_->num_begun() > 0) end.finish_reason = "tool_calls";
+  if (stop_string_) {
+    end.finish_reason = "stop";
     end.stop_string = stop_string_;
+  } else if (called_) {
+    // The call is the end.
   } else if (finish.reason == engine::FinishReason::kLength) {
     end.finish_reason = "length";
   } else if (finish.stop_token && contains(options_.named_stop_ids, *finish.stop_token)) {

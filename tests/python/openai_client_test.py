@@ -22,6 +22,7 @@ except ImportError:
 
 BASE_URL = ""
 API_KEY = "none"
+SCRIPTED = False  # the server is ours and says what its script says
 MESSAGES = [{"role": "system", "content": "You are brief."}, {"role": "user", "content": "Say hello to the wörld."}]
 
 
@@ -96,6 +97,46 @@ class OpenAiClient(unittest.TestCase):
         parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
         self.assertTrue(self.chat(messages=[{"role": "user", "content": parts}], max_tokens=2).choices)
 
+    TOOLS = [
+        {"type": "function", "function": {"name": "weather", "description": "The weather of the next days", "parameters": {
+            "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}},
+        {"type": "function", "function": {"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {}}}},
+    ]
+
+    def test_tool_calls(self):
+        whole = self.chat(tools=self.TOOLS, temperature=0, max_tokens=200).choices[0]
+        calls, finish = {}, None
+        for chunk in self.chat(tools=self.TOOLS, temperature=0, max_tokens=200, stream=True):
+            for piece in chunk.choices[0].delta.tool_calls or []:
+                call = calls.setdefault(piece.index, {"id": piece.id, "name": piece.function.name, "arguments": ""})
+                call["arguments"] += piece.function.arguments or ""
+            finish = chunk.choices[0].finish_reason or finish
+        self.assertEqual(finish, whole.finish_reason)
+        whole_calls = whole.message.tool_calls or []
+        self.assertEqual([(c["name"], c["arguments"]) for c in calls.values()], [(c.function.name, c.function.arguments) for c in whole_calls])
+        for call in whole_calls:
+            self.assertIsInstance(json.loads(call.function.arguments), dict)
+            self.assertTrue(call.id)
+        if not SCRIPTED:
+            return
+        self.assertEqual(finish, "tool_calls")
+        self.assertEqual([json.loads(c.function.arguments) for c in whole_calls], [{"city": "São \"Paulo\"", "days": 3}, {}])
+        self.assertIsNone(whole.message.content)
+        # The calls and their results go back as the client has them.
+        history = MESSAGES + [whole.message.model_dump(exclude_none=True)]
+        history += [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in reversed(whole_calls)]
+        answer = self.chat(messages=history, tools=self.TOOLS, max_tokens=200).choices[0]
+        self.assertEqual(answer.finish_reason, "stop")
+        self.assertIn("Hello", answer.message.content)
+
+    def test_forced_and_forbidden_tool_calls(self):
+        forced = self.chat(tools=self.TOOLS, tool_choice={"type": "function", "function": {"name": "now"}}, max_tokens=60).choices[0]
+        self.assertEqual(forced.message.tool_calls[0].function.name, "now")
+        self.assertFalse(self.chat(tools=self.TOOLS, tool_choice="none", max_tokens=24).choices[0].message.tool_calls)
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.chat(tools=self.TOOLS, tool_choice={"type": "function", "function": {"name": "unheard"}})
+        self.assertEqual(caught.exception.param, "tool_choice")
+
     def test_completions(self):
         answer = self.client.completions.create(model=self.model, prompt=["One", "Two"], max_tokens=4, logprobs=2, echo=True)
         self.assertEqual(len(answer.choices), 2)
@@ -133,7 +174,7 @@ class OpenAiClient(unittest.TestCase):
 
 
 def main():
-    global BASE_URL, API_KEY
+    global BASE_URL, API_KEY, SCRIPTED
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--base-url")
@@ -141,6 +182,7 @@ def main():
     parser.add_argument("--api-key", default="none")
     options = parser.parse_args()
     API_KEY = options.api_key
+    SCRIPTED = options.server is not None
     server = None
     if options.server:
         server = subprocess.Popen([options.server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -291,16 +291,123 @@ TEST_F(ChatApi, ContinuesTheLastMessage) {
   EXPECT_EQ(response.json()["choices"][0]["message"]["content"], " world");
 }
 
-TEST_F(ChatApi, WritesToolsIntoThePromptAndLeavesCallsInTheContent) {
+constexpr const char* kTools = R"("tools": [
+  {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"zeta": {"type": "string"}, "alpha": {"type": "integer"}}}}},
+  {"type": "function", "function": {"name": "g"}}])";
+constexpr std::string_view kCall = "<tool_call>\n<function=f>\n<parameter=zeta>\n5 \"x\"\n</parameter>\n<parameter=alpha>\n7\n</parameter>\n</function>\n</tool_call>";
+constexpr std::string_view kArguments = R"({"zeta": "5 \"x\"", "alpha": 7})";
+
+TEST_F(ChatApi, ReadsToolCallsAndShowsTheToolsToTheModel) {
   start();
-  engine_.set_writer([](const auto&) { return say("</think>\n\n<tool_call>\n<function=f>\n</function>\n</tool_call>"); });
-  const Json body =
-      chat(
-          R"({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"zeta": {}, "alpha": {}}}}}],
-                             "tool_choice": "auto"})")
-          .json();
-  EXPECT_THAT(standin_tokenizer().decode(engine_.submitted()[0].prompt, false), HasSubstr(R"("properties": {"zeta": {}, "alpha": {}})"));
-  EXPECT_THAT(body["choices"][0]["message"]["content"].get<std::string>(), HasSubstr("<tool_call>"));
+  engine_.set_writer([](const auto&) { return say("Hm.\n</think>\n\nI look.\n\n" + std::string(kCall) + "\n<tool_call>\n<function=g>\n</function>\n</tool_call>"); });
+  const Json body = chat(fmt::format(R"({{{}, "tool_choice": "auto"}})", kTools)).json();
+  EXPECT_THAT(standin_tokenizer().decode(engine_.submitted()[0].prompt, false),
+              HasSubstr(R"("properties": {"zeta": {"type": "string"}, "alpha": {"type": "integer"}})"));
+  const Json& choice = body["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  EXPECT_EQ(choice["message"]["reasoning_content"], "Hm.\n");
+  EXPECT_EQ(choice["message"]["content"], "I look.");
+  const Json& calls = choice["message"]["tool_calls"];
+  ASSERT_EQ(calls.size(), 2u) << body.dump();
+  EXPECT_EQ(calls[0]["type"], "function");
+  EXPECT_EQ(calls[0]["function"]["name"], "f");
+  EXPECT_EQ(calls[0]["function"]["arguments"], kArguments);
+  EXPECT_EQ(calls[1]["function"]["name"], "g");
+  EXPECT_EQ(calls[1]["function"]["arguments"], "{}");
+  EXPECT_THAT(calls[0]["id"].get<std::string>(), ::testing::StartsWith("call_"));
+  EXPECT_NE(calls[0]["id"], calls[1]["id"]);
+}
+
+TEST_F(ChatApi, StreamsToolCallsInPiecesThatAddUp) {
+  start();
+  engine_.set_writer([](const auto&) { return say("Hm.\n</think>\n\n" + std::string(kCall) + "\n<tool_call>\n<function=g>\n</function>\n</tool_call>"); });
+  const ClientResponse response = chat(fmt::format(R"({{{}, "stream": true}})", kTools));
+  std::vector<Json> calls;
+  std::string content, finish;
+  int num_pieces = 0;
+  for (const std::string& event : response.events()) {
+    if (event == "[DONE]") continue;
+    const Json chunk = Json::parse(event);
+    const Json& choice = chunk["choices"][0];
+    content += choice["delta"].value("content", "");
+    if (choice["finish_reason"].is_string()) finish = choice["finish_reason"];
+    if (!choice["delta"].contains("tool_calls")) continue;
+    for (const Json& piece : choice["delta"]["tool_calls"]) {
+      ++num_pieces;
+      if (piece.contains("id")) {
+        EXPECT_EQ(piece["index"], calls.size());
+        EXPECT_EQ(piece["type"], "function");
+        calls.push_back(piece);
+      } else {
+        ASSERT_LT(piece["index"].get<size_t>(), calls.size());
+        EXPECT_FALSE(piece["function"].contains("name"));
+        std::string& arguments = calls[piece["index"].get<size_t>()]["function"]["arguments"].get_ref<std::string&>();
+        arguments += piece["function"]["arguments"].get<std::string>();
+      }
+    }
+  }
+  EXPECT_EQ(content, "");
+  EXPECT_EQ(finish, "tool_calls");
+  ASSERT_EQ(calls.size(), 2u);
+  EXPECT_EQ(calls[0]["function"]["arguments"], kArguments);
+  EXPECT_EQ(calls[1]["function"]["arguments"], "{}");
+  EXPECT_GT(num_pieces, 5);  // as they come, not all at the end
+}
+
+TEST_F(ChatApi, WithoutToolsNothingIsParsed) {
+  start();
+  engine_.set_writer([](const auto&) { return say("</think>\n\n" + std::string(kCall)); });
+  for (const std::string& members : {std::string("{}"), fmt::format(R"({{{}, "tool_choice": "none"}})", kTools)}) {
+    const Json body = chat(members).json();
+    EXPECT_EQ(body["choices"][0]["message"]["content"], kCall);
+    EXPECT_FALSE(body["choices"][0]["message"].contains("tool_calls"));
+    EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
+  }
+  EXPECT_THAT(standin_tokenizer().decode(engine_.submitted()[1].prompt, false), ::testing::Not(HasSubstr("<tools>")));
+}
+
+TEST_F(ChatApi, ACallThatIsCutByLengthIsAPartialCall) {
+  start();
+  engine_.set_writer([](const auto&) { return say("</think>\n\n<tool_call>\n<function=f>\n<parameter=zeta>\nmany words that are cut off"); });
+  for (const char* stream : {"false", "true"}) {
+    const ClientResponse response = chat(fmt::format(R"({{{}, "max_tokens": 20, "stream": {}}})", kTools, stream));
+    EXPECT_EQ(response.status, 200);
+    EXPECT_THAT(response.body, HasSubstr(R"("finish_reason":"length")"));
+  }
+  const Json body = chat(fmt::format(R"({{{}, "max_tokens": 20}})", kTools)).json();
+  const auto arguments = parse_json(body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"].get<std::string>(), "arguments");
+  ASSERT_OK(arguments);
+  EXPECT_THAT((*arguments)["zeta"].get<std::string>(), ::testing::StartsWith("many"));
+}
+
+TEST_F(ChatApi, AForcedCallBeginsTheAnswer) {
+  start();
+  engine_.set_writer([](const auto&) { return say("<parameter=zeta>\nz\n</parameter>\n</function>\n</tool_call>"); });
+  Json body = chat(fmt::format(R"({{{}, "tool_choice": {{"type": "function", "function": {{"name": "f"}}}}}})", kTools)).json();
+  EXPECT_THAT(standin_tokenizer().decode(engine_.submitted()[0].prompt, false), ::testing::EndsWith("</think>\n\n<tool_call>\n<function=f>\n"));
+  EXPECT_EQ(body["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "f");
+  EXPECT_EQ(body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], R"({"zeta": "z"})");
+  EXPECT_EQ(body["choices"][0]["message"]["content"], nullptr);
+  EXPECT_EQ(body["choices"][0]["finish_reason"], "tool_calls");
+
+  engine_.set_writer([](const auto&) { return say("g>\n</function>\n</tool_call>"); });
+  body = chat(fmt::format(R"({{{}, "tool_choice": "required"}})", kTools)).json();
+  EXPECT_THAT(standin_tokenizer().decode(engine_.submitted()[1].prompt, false), ::testing::EndsWith("<tool_call>\n<function="));
+  EXPECT_EQ(body["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "g");
+}
+
+TEST_F(ChatApi, WithoutParallelCallsTheFirstEndsTheAnswer) {
+  start();
+  engine_.set_writer([](const auto&) { return say("</think>\n\n" + std::string(kCall) + "\n" + std::string(kCall) + " and much more text"); });
+  for (const char* stream : {"false", "true"}) {
+    const ClientResponse response = chat(fmt::format(R"({{{}, "parallel_tool_calls": false, "stream": {}}})", kTools, stream));
+    EXPECT_THAT(response.body, HasSubstr(R"("finish_reason":"tool_calls")"));
+    EXPECT_THAT(response.body, ::testing::Not(HasSubstr("much more")));
+  }
+  const Json body = chat(fmt::format(R"({{{}, "parallel_tool_calls": false}})", kTools)).json();
+  EXPECT_EQ(body["choices"][0]["message"]["tool_calls"].size(), 1u);
+  const size_t all = standin_tokenizer().encode("</think>\n\n" + std::string(kCall) + "\n" + std::string(kCall) + " and much more text").size();
+  EXPECT_LT(body["usage"]["completion_tokens"].get<size_t>(), all / 2 + 5);
 }
 
 TEST_F(ChatApi, AcceptsHistoryWithToolCallsAndReasoningOfEveryShape) {

@@ -75,6 +75,22 @@ OutputOptions with_stop(OutputOptions o, std::vector<std::string> stop, bool inc
   return o;
 }
 
+OutputOptions with_tools(bool parallel = true) {
+  OutputOptions o = options(parallel);
+  const Json tools = Json::parse(
+      R"([{"function": {"name": "f", "parameters": {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}}}}}, {"function": {"name": "g"}}])");
+  o.tools = std::make_shared<const text::ToolSchemas>(text::ToolSchemas::parse(tools).value());
+  o.parallel_tool_calls = parallel;
+  return o;
+}
+
+/// Without ids, which are new in every run.
+std::string calls_of(const OutputDelta& output) {
+  std::string text;
+  for (const ToolCallDelta& call : output.tool_calls) text += fmt::format("{} {}({})", call.index, call.name, call.arguments);
+  return text;
+}
+
 std::vector<Case> cases() {
   return {
       {"I think so.\n</think>\n\nYes: naïve 你好 🙂!<|im_end|>", options()},
@@ -90,6 +106,10 @@ std::vector<Case> cases() {
       {"thought\n</think>\n\nanswer < <th </thin", with_stop(options(), {"<zzz", "</thinking"}), engine::FinishReason::kLength},
       {"a 你好 b", with_stop(options(false), {"好"}), engine::FinishReason::kLength},
       {"a</think>\n\n<tool_call>\n<function=f>\n</function>\n</tool_call><|im_end|>", options()},
+      {"a</think>\n\ntext\n\n<tool_call>\n<function=f>\n<parameter=s>\na 🙂 \"b\"\n</parameter>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call><|im_end|>", with_tools()},
+      {"<tool_call>\n<function=f>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call><|im_end|>", with_tools(false)},
+      {"thinks <tool_call>\n<function=f>\n<parameter=s>\nwords", with_tools(), engine::FinishReason::kLength},
+      {"a</think>\n\n<tool_call>\nno call STOP", with_stop(with_tools(), {"STOP"}), engine::FinishReason::kLength},
       {"", options(), engine::FinishReason::kLength},
   };
 }
@@ -106,6 +126,7 @@ TEST(OutputAssembler, GivesTheSameOutputWhereverTheTokenStreamIsCut) {
       const Outcome cut = run(c, ids, cuts, own);
       EXPECT_EQ(cut.output.reasoning, whole.output.reasoning) << c.text;
       EXPECT_EQ(cut.output.content, whole.output.content) << c.text;
+      EXPECT_EQ(calls_of(cut.output), calls_of(whole.output)) << c.text;
       EXPECT_EQ(cut.output.token_ids, whole.output.token_ids) << c.text;
       EXPECT_EQ(cut.output.logprobs.size(), cut.output.token_ids.size());
       EXPECT_EQ(cut.output.end->finish_reason, whole.output.end->finish_reason) << c.text;
@@ -137,6 +158,22 @@ TEST(OutputAssembler, SplitsReasoningFromContent) {
   EXPECT_GT(o.usage.reasoning_tokens, 0);
   EXPECT_LT(o.usage.reasoning_tokens, o.usage.completion_tokens);
   EXPECT_EQ(o.usage.cached_tokens, 4);
+}
+
+TEST(OutputAssembler, ReasoningThenContentThenCalls) {
+  const Outcome o = run_whole(cases()[13].text, with_tools());
+  EXPECT_EQ(o.output.reasoning, "a");
+  EXPECT_EQ(o.output.content, "text");
+  EXPECT_EQ(calls_of(o.output), "0 f({\"s\": \"a 🙂 \\\"b\\\"\", \"n\": 12})");
+  EXPECT_EQ(o.output.end->finish_reason, "tool_calls");
+  const Outcome alone = run_whole(cases()[14].text, with_tools(false));
+  EXPECT_EQ(calls_of(alone.output), "0 f({})");
+  EXPECT_EQ(alone.output.end->finish_reason, "tool_calls");
+  EXPECT_EQ(alone.stop_at, alone.usage.completion_tokens);
+  const Outcome cut = run_whole(cases()[15].text, with_tools(), engine::FinishReason::kLength);
+  EXPECT_EQ(cut.output.reasoning, "thinks ");
+  EXPECT_EQ(calls_of(cut.output), "0 f({\"s\": \"words\"})");
+  EXPECT_EQ(cut.output.end->finish_reason, "length");
 }
 
 TEST(OutputAssembler, AnOutputThatEndsWhileThinkingIsAllReasoning) {
