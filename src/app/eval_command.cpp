@@ -32,7 +32,7 @@ struct EvalOptions {
   std::filesystem::path tokens_file, text_file;
   std::vector<int64_t> logits_at;
   int32_t chunk = 0;
-  bool mtp = false, json = false;
+  bool mtp = false, acceptance = false, json = false;
 };
 
 Result<std::string> read_input(const std::filesystem::path& file) {
@@ -105,13 +105,35 @@ void print_likelihood(const Likelihood& likelihood, int32_t window, bool json) {
   }
 }
 
+void print_acceptance(const Acceptance& acceptance, bool json) {
+  const double rate = static_cast<double>(acceptance.num_accepted) / static_cast<double>(std::max<int64_t>(acceptance.num_drafts, 1));
+  if (json) {
+    fmt::print("{}\n", Json{{"acceptance", rate}, {"drafts", acceptance.num_drafts}, {"accepted", acceptance.num_accepted}}.dump());
+  } else {
+    fmt::print("acceptance {:.4f}, {} of {} drafts\n", rate, acceptance.num_accepted, acceptance.num_drafts);
+  }
+}
+
+Result<void> eval_drafts(const EvalOptions& options, const worker::ExecutionPlan& first, const std::vector<int32_t>& tokens) {
+  const int32_t limit =
+      options.model.worker.max_model_len > 0 ? options.model.worker.max_model_len : std::min(kLikelihoodWindow, first.limits.max_model_len);
+  const auto window = static_cast<int32_t>(std::min<size_t>(static_cast<size_t>(limit), tokens.size() + 1));
+  ASSIGN_OR_RETURN(const worker::ExecutionPlan plan, plan_for_eval(first, window, 1));
+  ASSIGN_OR_RETURN(const std::unique_ptr<worker::WorkerGroup> workers, start_planned(plan));
+  ASSIGN_OR_RETURN(const Acceptance result, eval_acceptance(*workers, tokens, 0));
+  print_acceptance(result, options.json);
+  return {};
+}
+
 Result<void> eval(const EvalOptions& options) {
   ASSIGN_OR_RETURN(const worker::ExecutionPlan first, plan_model(options.model));
   ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, read_tokens(options));
   const auto num_tokens = static_cast<int32_t>(tokens.size());
   ASSIGN_OR_RETURN(const std::vector<int32_t> positions, positions_wanted(options, num_tokens));
   const bool likelihood = positions.empty() && !options.mtp;
-  if (options.mtp && !first.limits.has_mtp) return make_error(ErrorCode::kUnsupported, "--mtp: this checkpoint has no MTP head");
+  if ((options.mtp || options.acceptance) && !first.limits.has_mtp)
+    return make_error(ErrorCode::kUnsupported, "{}: this checkpoint has no MTP head", options.mtp ? "--mtp" : "--acceptance");
+  if (options.acceptance) return eval_drafts(options, first, tokens);
   if (likelihood) {
     const int32_t limit = options.model.worker.max_model_len > 0 ? options.model.worker.max_model_len
                                                                  : std::min(kLikelihoodWindow, first.limits.max_model_len);
@@ -146,6 +168,7 @@ Command eval_command() {
            {"--chunk", "N", "Rows of one step: multiples of 64 run as prompt rows, others as decode rows",
             to_integer(options->chunk, 1, std::numeric_limits<int32_t>::max())},
            {"--mtp", "", "Also the logits of two MTP drafts after the last token", to_flag(options->mtp)},
+           {"--acceptance", "", "How often the MTP head's first draft of a token is the model's own choice", to_flag(options->acceptance)},
            {"--json", "", "Print JSON", to_flag(options->json)},
        }});
   add_model_options(command, options->model);

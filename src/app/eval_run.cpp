@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "base/shape.h"
 
@@ -132,6 +133,46 @@ Result<Likelihood> eval_likelihood(worker::WorkerGroup& workers, const std::vect
       ASSIGN_OR_RETURN(const worker::RunResult got, execute(workers, std::move(plan)));
       for (const worker::TokenLogprobs& token : got.prompt_logprobs) result.nll -= static_cast<double>(token.chosen);
       result.num_tokens += static_cast<int64_t>(got.prompt_logprobs.size());
+    }
+  }
+  return result;
+}
+
+Result<Acceptance> eval_acceptance(worker::WorkerGroup& workers, const std::vector<int32_t>& tokens, int32_t given) {
+  RETURN_IF_ERROR(check_tokens(tokens, workers.limits()));
+  if (!workers.limits().has_mtp) return make_error(ErrorCode::kUnsupported, "this checkpoint has no MTP head");
+  const auto num_tokens = static_cast<int32_t>(tokens.size());
+  const int32_t window_size = workers.limits().max_model_len - 1;  // a draft has a place, too
+  Acceptance result;
+  uint64_t step = 0;
+  for (int32_t window = 0; window < num_tokens; window += window_size) {
+    const int32_t length = std::min(window_size, num_tokens - window);
+    const int32_t first = std::min(given, length - 1);
+    const std::vector<int32_t> in_window(tokens.begin() + window, tokens.begin() + window + length);
+    std::vector<Piece> pieces = cut_prompt(first, 0, workers.limits().max_rows);
+    for (int32_t i = first; i + 1 < length; ++i) pieces.push_back({i, i + 1, RowKind::kDecode});
+    std::optional<int32_t> draft;  // for the token after the next
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      StepPlan plan{.step = step++};
+      if (i == 0) begin_sequence(plan, length + 1);
+      StepRun run = run_of(pieces[i], in_window);
+      run.fill_mtp = true;
+      const bool counts = pieces[i].begin >= first;
+      if (counts) {
+        run.want = Want::kPromptLogprobs;
+        run.num_prompt_logprobs = 1;
+        run.propose = worker::DraftMethod::kMtp;
+        run.propose_depth = 1;
+      }
+      plan.runs.push_back(std::move(run));
+      ASSIGN_OR_RETURN(const worker::RunResult got, execute(workers, std::move(plan)));
+      if (!counts) continue;
+      CHECK(got.prompt_logprobs.size() == 1 && got.prompt_logprobs[0].top.size() == 1 && got.drafts.size() == 1);
+      if (draft) {
+        ++result.num_drafts;
+        result.num_accepted += got.prompt_logprobs[0].top[0].first == *draft;
+      }
+      draft = got.drafts[0];
     }
   }
   return result;

@@ -45,6 +45,13 @@ struct Likelihood {
 };
 Result<Likelihood> eval_likelihood(worker::WorkerGroup& workers, const std::vector<int32_t>& tokens, int32_t chunk);
 
+/// How often the MTP head's first draft is right: after every token but the first `given` ones it drafts the token after the next, and the
+/// draft counts as accepted where the model itself, greedy, would take it. Windows as in eval_likelihood, one token shorter.
+struct Acceptance {
+  int64_t num_drafts = 0, num_accepted = 0;
+};
+Result<Acceptance> eval_acceptance(worker::WorkerGroup& workers, const std::vector<int32_t>& tokens, int32_t given);
+
 /// `plan` again with room for exactly one sequence of `capacity` tokens and for the logits of up to `logit_rows` rows of a step.
 Result<worker::ExecutionPlan> plan_for_eval(const worker::ExecutionPlan& plan, int32_t capacity, int32_t logit_rows);
 

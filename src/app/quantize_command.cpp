@@ -92,13 +92,13 @@ Result<void> quantize(Options& options, ShutdownSignals& signals) {
   if (options.shard_bytes) quantize_options.shard_bytes = *options.shard_bytes;
   const int32_t threads = options.model.worker.num_threads;
   quantize_options.num_threads = threads > 0 ? threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  RETURN_IF_ERROR(weights::check_quantizable(options.source, options.destination, quantize_options));
+  ASSIGN_OR_RETURN(const uint64_t bytes, weights::check_quantizable(options.source, options.destination, quantize_options));
   if (!options.calibration_text.empty()) {
     ASSIGN_OR_RETURN(quantize_options.calibration, calibrate(options));
   }
 
   signals.listen();
-  Progress progress("quantizing", 0);
+  Progress progress("quantizing", bytes);
   quantize_options.progress = [&progress](double share) { progress.update(share); };
   quantize_options.cancelled = [&signals] { return signals.wait_for(std::chrono::milliseconds(0)); };
   const auto report = weights::quantize_checkpoint(options.source, options.destination, quantize_options);

@@ -4,8 +4,8 @@
   quantized_checkpoint_test.py --quern build/quern --model models/quern-demo --calibration-text FILE --text FILE
 
 For every scheme: transformers loads the checkpoint and finds a place for every tensor, its weights are those of the source to half a
-quantum of e4m3, and its perplexity on the text is close to the source's. On a machine without a GPU transformers expands block FP8 to
-bfloat16 while loading; compressed-tensors emulates the arithmetic of static and channel FP8.
+quantum of e4m3, and its perplexity on the text is close to the source's. On a machine without a GPU both expand the weights to bfloat16,
+so what static and dynamic inputs cost is not seen here.
 
 Exit status 77 (CTest: skipped) when torch, transformers or compressed-tensors are not installed.
 """
@@ -29,7 +29,7 @@ except ImportError as error:
 ARGS = None
 SCHEMES = {"block-fp8": 1.01, "static-fp8": 1.02, "channel-fp8": 1.01}  # the highest ratio to the source's perplexity
 NUM_TOKENS = 1024
-NOT_IN_TRANSFORMERS = ("mtp.",)  # it knows no MTP head
+NOT_IN_TRANSFORMERS = (".k_scale", ".v_scale")  # its caches are not quantized by a checkpoint's scales; servers read them
 
 
 def tensors_of(folder):
@@ -101,10 +101,7 @@ class QuantizedCheckpoint(unittest.TestCase):
         self.assertGreater(num_quantized, 20)
 
         model, info = load(out)
-        unexpected = [k for k in info["unexpected_keys"] if not k.startswith(NOT_IN_TRANSFORMERS)]
-        if scheme == "block-fp8":  # quant_method "fp8" has no KV scales; servers read them all the same
-            unexpected = [k for k in unexpected if not k.endswith((".k_scale", ".v_scale"))]
-        self.assertEqual(unexpected, [])
+        self.assertEqual([k for k in info["unexpected_keys"] if not k.endswith(NOT_IN_TRANSFORMERS)], [])
         self.assertEqual([k for k in info["missing_keys"] if k != "lm_head.weight"], [])
         self.assertFalse(info["mismatched_keys"])
         got = perplexity(model, self.tokens)

@@ -3,6 +3,8 @@
 #include <fstream>
 #include <iostream>
 
+#include "app/eval_run.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "engine/engine.h"
 #include "support/test_support.h"
@@ -159,6 +161,49 @@ INSTANTIATE_TEST_SUITE_P(Questions, DemoModel,
                          ::testing::Values(QuestionFile{"arithmetic", 40, 38}, QuestionFile{"recall_1k", 10, 9},
                                            QuestionFile{"recall_4k", 2, 1}, QuestionFile{"tool_call", 12, 10}, QuestionFile{"chat", 10, 9}),
                          [](const auto& file) { return std::string(file.param.name); });
+
+/// The first draft after each token, judged by the model's own greedy choice; docs/quality.md has larger samples.
+TEST(DemoModelDrafts, AreAcceptedOnTextAndMoreSoOnStructuredOutput) {
+  if (!std::filesystem::exists(model_dir() / "model.safetensors")) GTEST_SKIP() << "this checkout has no weights of quern-demo";
+  const auto tokenizer = text::Tokenizer::load(model_dir());
+  ASSERT_OK(tokenizer);
+  worker::WorkerOptions options;
+  options.model_dir = model_dir();
+  options.max_num_seqs = 1;
+  options.max_model_len = 2048;
+  options.kv_cache_memory_bytes = uint64_t{16} << 20;
+  options.num_threads = 2;
+  const auto plan = worker::make_plan(options);
+  ASSERT_OK(plan);
+  const auto workers = worker::start_workers(*plan);
+  ASSERT_OK(workers);
+  const auto rate = [](const char* what, const Acceptance& a) {
+    const double share = static_cast<double>(a.num_accepted) / static_cast<double>(a.num_drafts);
+    std::cout << fmt::format("{}: {} of {} drafts accepted ({:.1f} %)\n", what, a.num_accepted, a.num_drafts, 100 * share);
+    return share;
+  };
+
+  const auto text = read_file(data_path("demo/heldout.txt"));
+  ASSERT_OK(text);
+  const auto along_text = eval_acceptance(**workers, tokenizer->encode(text->substr(0, 4000), true), 0);
+  ASSERT_OK(along_text);
+  EXPECT_GT(along_text->num_drafts, 500);
+  EXPECT_GE(rate("text", *along_text), 0.60);
+
+  Acceptance structured;
+  for (const char* name : {"tool_call", "json"}) {
+    for (const Json& question : read_questions({name, 6, 0})) {
+      const std::string prompt = question.at("prompt").get<std::string>();
+      const auto given = static_cast<int32_t>(tokenizer->encode(prompt, true).size());
+      const auto one = eval_acceptance(**workers, tokenizer->encode(prompt + question.at("expected").get<std::string>() + "<|im_end|>", true), given);
+      ASSERT_OK(one);
+      structured.num_drafts += one->num_drafts;
+      structured.num_accepted += one->num_accepted;
+    }
+  }
+  EXPECT_GT(structured.num_drafts, 200);
+  EXPECT_GE(rate("structured output", structured), 0.80);
+}
 
 }  // namespace
 }  // namespace quern::app
