@@ -113,11 +113,11 @@ Result<void> quantize(Options& options, ShutdownSignals& signals) {
 int run(Options& options) {
   ShutdownSignals signals;  // before any other thread
   if (!options.scheme) {
-    print_error(invalid_argument("quern quantize: --scheme is missing: block-fp8, static-fp8 or channel-fp8"));
+    print_error(invalid_argument("--scheme is missing: block-fp8, static-fp8 or channel-fp8"));
     return kUsage;
   }
   if (*options.scheme == QuantizeScheme::kStaticFp8 && options.calibration_text.empty()) {
-    print_error(invalid_argument("quern quantize: static-fp8 stores the range of every input and needs --calibration-text FILE, a text like those "
+    print_error(invalid_argument("static-fp8 stores the range of every input and needs --calibration-text FILE, a text like those "
                                  "that the model will read"));
     return kUsage;
   }
