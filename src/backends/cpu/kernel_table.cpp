@@ -69,19 +69,13 @@ constexpr ops::Candidate<Op> kVector[] = {{"cpu.avx512", accepts<Op, LinearPath:
                                           {"cpu.avx2", accepts<Op, LinearPath::kAvx2>, make<Op, LinearPath::kAvx2>},
                                           {"cpu.plain", accepts<Op, LinearPath::kPlain>, make<Op, LinearPath::kPlain>}};
 
-// Of one that reads weights. cpu.amx.all_rows has decode and verify rows on AMX as well, where up to 16 cost what one costs; until that is measured it is taken only
-// when it is asked for.
-#define QUERN_VECTOR_CANDIDATES(Op)                                                                \
-  {"cpu.avx512", accepts<Op, LinearPath::kAvx512>, make<Op, LinearPath::kAvx512>},                 \
-      {"cpu.avx2", accepts<Op, LinearPath::kAvx2>, make<Op, LinearPath::kAvx2>},                   \
-      {"cpu.amx.all_rows", accepts<Op, LinearPath::kAmx>, make<Op, LinearPath::kAmx>},             \
-      {"cpu.plain", accepts<Op, LinearPath::kPlain>, make<Op, LinearPath::kPlain>}
+/// Of one that reads weights. cpu.amx.prompt has prompt rows alone on AMX, whose bits then differ from those of decode rows; it is taken only when it is asked for.
 template <class Op>
-constexpr ops::Candidate<Op> kMatrix[] = {{"cpu.amx", accepts<Op, LinearPath::kAmxPrompt>, make<Op, LinearPath::kAmxPrompt>}, QUERN_VECTOR_CANDIDATES(Op)};
-/// Embedding and head, whose rows have no kind.
-template <class Op>
-constexpr ops::Candidate<Op> kTable[] = {QUERN_VECTOR_CANDIDATES(Op)};
-#undef QUERN_VECTOR_CANDIDATES
+constexpr ops::Candidate<Op> kMatrix[] = {{"cpu.amx", accepts<Op, LinearPath::kAmx>, make<Op, LinearPath::kAmx>},
+                                          {"cpu.avx512", accepts<Op, LinearPath::kAvx512>, make<Op, LinearPath::kAvx512>},
+                                          {"cpu.avx2", accepts<Op, LinearPath::kAvx2>, make<Op, LinearPath::kAvx2>},
+                                          {"cpu.amx.prompt", accepts<Op, LinearPath::kAmxPrompt>, make<Op, LinearPath::kAmxPrompt>},
+                                          {"cpu.plain", accepts<Op, LinearPath::kPlain>, make<Op, LinearPath::kPlain>}};
 
 constexpr ops::Candidate<ops::Sample> kSample[] = {{"cpu.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::DraftRows> kDraftRows[] = {{"cpu.plain", plain::accepts, plain::make}};
@@ -91,7 +85,7 @@ constexpr ops::Candidate<ops::Combine> kCombine[] = {{"cpu.plain", plain::accept
 }  // namespace
 
 constinit const ops::KernelTable kKernelTable{
-    .embed = kTable<ops::Embed>,
+    .embed = kMatrix<ops::Embed>,
     .attn_in = kMatrix<ops::AttnIn>,
     .attention = kVector<ops::Attention>,
     .gdn_in = kMatrix<ops::GdnIn>,
@@ -100,7 +94,7 @@ constinit const ops::KernelTable kKernelTable{
     .mlp_in = kMatrix<ops::MlpIn>,
     .down_residual = kMatrix<ops::DownResidual>,
     .mtp_in = kMatrix<ops::MtpIn>,
-    .head = kTable<ops::Head>,
+    .head = kMatrix<ops::Head>,
     .sample = kSample,
     .draft_rows = kDraftRows,
     .state_copy = kStateCopy,
