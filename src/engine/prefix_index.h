@@ -11,7 +11,6 @@
 
 #include "engine/counted_pool.h"
 #include "engine/index_pool.h"
-#include "ops/rows.h"
 #include "worker/step.h"
 
 namespace quern::engine {
