@@ -370,11 +370,11 @@ TEST_F(ChatApi, ACallThatIsCutByLengthIsAPartialCall) {
   start();
   engine_.set_writer([](const auto&) { return say("</think>\n\n<tool_call>\n<function=f>\n<parameter=zeta>\nmany words that are cut off"); });
   for (const char* stream : {"false", "true"}) {
-    const ClientResponse response = chat(fmt::format(R"({{{}, "max_tokens": 20, "stream": {}}})", kTools, stream));
+    const ClientResponse response = chat(fmt::format(R"({{{}, "max_tokens": 16, "stream": {}}})", kTools, stream));
     EXPECT_EQ(response.status, 200);
     EXPECT_THAT(response.body, HasSubstr(R"("finish_reason":"length")"));
   }
-  const Json body = chat(fmt::format(R"({{{}, "max_tokens": 20}})", kTools)).json();
+  const Json body = chat(fmt::format(R"({{{}, "max_tokens": 16}})", kTools)).json();
   const auto arguments = parse_json(body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"].get<std::string>(), "arguments");
   ASSERT_OK(arguments);
   EXPECT_THAT((*arguments)["zeta"].get<std::string>(), ::testing::StartsWith("many"));

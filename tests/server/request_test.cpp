@@ -146,7 +146,7 @@ TEST(ChatRequest, NamesTheFieldThatIsWrong) {
       {R"({"tool_choice": {"type": "function", "function": {"name": "f"}}})", "tool_choice", "no tool \"f\""},
       {R"({"tool_choice": {"type": "function"}, "tools": [{"function": {"name": "f"}}]})", "tool_choice", "expected"},
       {R"({"tools": [{"function": {}}]})", "tools[0].function.name", "expected a string"},
-      {R"({"parallel_tool_calls": "no"})", "parallel_tool_calls", "boolean"},
+      {R"({"parallel_tool_calls": "no"})", "parallel_tool_calls", "true or false"},
       {R"({"chat_template_kwargs": []})", "chat_template_kwargs", "expected an object"},
       {R"({"enable_thinking": "no"})", "enable_thinking", "expected true or false"},
       {R"({"continue_final_message": true, "add_generation_prompt": true})", "continue_final_message", "cannot be true together"},
