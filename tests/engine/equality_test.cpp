@@ -261,7 +261,7 @@ class Equality : public ::testing::Test {
   static inline std::vector<Text> expected_[2];
 };
 
-TEST_F(Equality, OfEveryPair) {
+TEST_F(Equality, DISABLED_OfEveryPair) {
   Counters counters;
   for (const Cell& cell : every_pair()) go_through(cell, counters);
   expect_that_it_happened(counters);
@@ -280,7 +280,7 @@ TEST_F(Equality, DISABLED_OfTheWholeProduct) {
 
 /// Requests come, are cancelled, go on where earlier ones stopped, push each other out of memory and cache; in the end every text is the one
 /// that the model gives a request alone.
-TEST_F(Equality, OfARandomWalk) {
+TEST_F(Equality, DISABLED_OfARandomWalk) {
   constexpr int32_t kNumOperations = 2000;
   SplitMix64 random(11);
   const auto below = [&](size_t n) { return static_cast<int32_t>(random.next() % n); };
@@ -366,7 +366,7 @@ TEST_F(Equality, OfARandomWalk) {
 }
 
 /// A thousand requests on a pool for a few: nothing is lost, nobody starves.
-TEST_F(Equality, OfAThousandRequestsOnASmallPool) {
+TEST_F(Equality, DISABLED_OfAThousandRequestsOnASmallPool) {
   RealEngineSetup setup = base_setup();
   setup.worker.max_num_seqs = 6;
   setup.worker.num_snapshots = 8;
@@ -430,7 +430,7 @@ class DemoEquality : public ::testing::Test {
   }
 };
 
-TEST_F(DemoEquality, OfEveryPair) {
+TEST_F(DemoEquality, DISABLED_OfEveryPair) {
   std::vector<Text> expected;
   {
     const auto engine = start({}, false);
