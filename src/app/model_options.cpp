@@ -195,6 +195,7 @@ Result<void> settle_options(ModelOptions& options) {
     return invalid_argument(
         "--speculative-config: synthetic_acceptance_length makes nonsense of every text; it is for benchmarks, and "
         "--allow-synthetic-acceptance says that you know");
+  if (options.worker.enforce_eager && options.worker.device.starts_with("cpu")) options.notices.emplace_back("--enforce-eager has no effect: a CPU records no launches");
   if (speculation.method == SpeculationMethod::kMtp) options.worker.load.with_mtp = true;
   // The head takes memory; who does not want it does not load it.
   if (speculation.method == SpeculationMethod::kNone || speculation.method == SpeculationMethod::kNgram) options.worker.load.with_mtp = false;

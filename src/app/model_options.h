@@ -28,7 +28,7 @@ Option log_level_option();
 /// An option that is understood and changes nothing in this version; `why` is logged when it is given.
 Option without_effect(ModelOptions& options, std::string name, std::string value, std::string why);
 
-/// What the options mean together: kInvalidArgument for wishes that contradict, and workers that suit the speculation.
+/// What the options mean together: kInvalidArgument for wishes that contradict, workers that suit the speculation, notices that depend on the device.
 Result<void> settle_options(ModelOptions& options);
 
 /// The engine's share of the options.

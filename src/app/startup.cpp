@@ -51,8 +51,8 @@ Result<void> check_model_dir(const std::filesystem::path& model_dir) {
 }
 
 Result<worker::ExecutionPlan> plan_model(ModelOptions options) {
-  for (const std::string& notice : options.notices) log_warning("{}", notice);
   RETURN_IF_ERROR(settle_options(options));
+  for (const std::string& notice : options.notices) log_warning("{}", notice);
   RETURN_IF_ERROR(check_model_dir(options.worker.model_dir));
   return worker::make_plan(options.worker);
 }

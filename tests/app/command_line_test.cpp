@@ -117,8 +117,13 @@ TEST(CommandLine, TakesVllmsSpellings) {
 
 TEST(CommandLine, RemembersOptionsThatHaveNoEffect) {
   EXPECT_THAT(Sample({"serve", "m"}).model.notices, IsEmpty());
-  EXPECT_THAT(Sample({"serve", "m", "--enforce-eager", "--language-model-only"}).model.notices, ::testing::SizeIs(2));
-  EXPECT_THAT(Sample({"serve", "m", "--enforce_eager"}).model.notices, ElementsAre(HasSubstr("--enforce-eager has no effect")));
+  const auto settled = [](Sample sample) {
+    EXPECT_OK(settle_options(sample.model));
+    return sample.model.notices;
+  };
+  EXPECT_THAT(settled(Sample({"serve", "m", "--enforce-eager", "--language-model-only"})), ::testing::SizeIs(2));
+  EXPECT_THAT(settled(Sample({"serve", "m", "--enforce_eager"})), ElementsAre(HasSubstr("--enforce-eager has no effect")));
+  EXPECT_THAT(settled(Sample({"serve", "m", "--enforce-eager", "--device", "cuda:0"})), IsEmpty());
 }
 
 TEST(CommandLine, PrintsHelpAndVersion) {

@@ -82,7 +82,8 @@ TEST_F(Serve, LetsARunningRequestEndBeforeItStops) {
   BackgroundProgram server(arguments());
   ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
   std::string body;
-  const auto exchange = HttpExchange::start(address_of(server), completion(1000), [&](std::string_view bytes) { body += bytes; });
+  constexpr int kNumTokens = 6000;  // long enough to be seen at work
+  const auto exchange = HttpExchange::start(address_of(server), completion(kNumTokens), [&](std::string_view bytes) { body += bytes; });
   ASSERT_OK(exchange);
   // The request is on its way when the metrics say that it runs.
   while (num_running(address_of(server)) != 1) {
@@ -99,7 +100,7 @@ TEST_F(Serve, LetsARunningRequestEndBeforeItStops) {
   EXPECT_EQ((*exchange)->response().status(), 200) << body;
   const Result<Json> answer = parse_json(body, "answer");
   ASSERT_OK(answer);
-  EXPECT_EQ(answer->at("usage").at("completion_tokens"), 1000);
+  EXPECT_EQ(answer->at("usage").at("completion_tokens"), kNumTokens);
   EXPECT_EQ(server.wait(), 0);
 }
 
