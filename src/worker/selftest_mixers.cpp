@@ -137,7 +137,12 @@ Result<void> run(const ops::GdnMix::Problem& p, const ops::GdnMix::Kernel& kerne
   const auto to_boundary = static_cast<int32_t>(ops::kGrid) - 1 - positions.cursor[2] % static_cast<int32_t>(ops::kGrid);
   if (to_boundary > 0) RETURN_IF_ERROR(mix(one_run(ops::RowKind::kDecode, to_boundary, true), "decode rows up to a boundary"));
   RETURN_IF_ERROR(mix(one_run(ops::RowKind::kDecode, static_cast<int32_t>(p.k_max) + 1, false), "a verify across a boundary"));
-  return mix(one_run(ops::RowKind::kDecode, 1, true), "a row after that verify");
+  RETURN_IF_ERROR(mix(one_run(ops::RowKind::kDecode, 1, true), "a row after that verify"));
+  // Whole chunks of a prompt: from inside a chunk to the end of the next; from a boundary over two more and into a third; what that leaves for decode rows.
+  constexpr auto kChunk = static_cast<int32_t>(ops::kGrid);
+  RETURN_IF_ERROR(mix(one_run(ops::RowKind::kPrompt, 2 * kChunk - positions.cursor[2] % kChunk, true), "prompt rows up to a boundary"));
+  RETURN_IF_ERROR(mix(one_run(ops::RowKind::kPrompt, 2 * kChunk + 9, true), "prompt rows of two chunks and a part"));
+  return mix(one_run(ops::RowKind::kDecode, 1, true), "a row after that prompt");
 }
 
 }  // namespace quern::worker::selftest

@@ -68,6 +68,28 @@ class GdnBed {
     kernel_->enqueue(step.rows, in, *packed_, state_, {ActivationLayout::kPlain, out, {}}, launch);
     return out;
   }
+  /// Prompt rows of several slots in one step: the next `rows` of each. Their outputs, one after the other.
+  std::vector<std::string> feed_prompts(const std::vector<std::pair<int64_t, int64_t>>& slot_and_rows) {
+    std::vector<int64_t> source;
+    std::vector<RowRun> runs;
+    for (const auto& [slot, rows] : slot_and_rows) {
+      runs.push_back({static_cast<int32_t>(slot), static_cast<int32_t>(source.size()), static_cast<int32_t>(rows), RowKind::kPrompt, true});
+      for (const int64_t token : range(cursor(slot), rows)) source.push_back(token);
+    }
+    const GdnInputs in{gather(qkv_, source), gather(z_, source), gather(b_, source), gather(a_, source)};
+    const TensorView out = bed_.tensor(activation_, {std::ssize(source), extent_.nv * extent_.dv});
+    const Step step(bed_, runs, slots_);
+    Launch launch = bed_.launch(*kernel_, std::ssize(source));
+    kernel_->enqueue(step.rows, in, *packed_, state_, {ActivationLayout::kPlain, out, {}}, launch);
+    const std::string bytes = Bed::bytes(out);
+    const size_t row_bytes = bytes.size() / source.size();
+    std::vector<std::string> outputs;
+    for (const RowRun& run : runs) {
+      outputs.push_back(bytes.substr(static_cast<size_t>(run.first_row) * row_bytes, static_cast<size_t>(run.num_rows) * row_bytes));
+      advance(run.slot, run.num_rows, run.num_rows, true);
+    }
+    return outputs;
+  }
   /// What `sample` does at the end of a step.
   void advance(int64_t slot, int64_t rows, int64_t accepted, bool committed) {
     int32_t& cursor = slots_.cursor.data<int32_t>()[slot];
@@ -301,6 +323,52 @@ TEST(GdnMix, OfTheModelsHeadsMixesManyRunsAsIfAlone) {
   }
   EXPECT_EQ(first, expected);
   EXPECT_EQ(second, expected);
+}
+
+TEST(GdnMix, OfTheModelsHeadsTakesPromptsThatBeginAndEndInsideAChunk) {
+  for (const DType ring : {DType::kF32, DType::kBF16}) {
+    GdnBed bed(kGdnRealHeads, DType::kBF16, ring);
+    Vector state;
+    const Vector expected = bed.reference(192, &state);
+    std::string out;
+    for (const int64_t rows : {3, 40, 30, 60, 59}) out += bed.feed(0, rows, RowKind::kPrompt);  // inside a chunk, to its last row, over a boundary, to the next
+    EXPECT_LT(relative_rms(bed.floats(out), expected), 1e-2) << dtype_name(ring);
+    EXPECT_LT(relative_rms(bed.stored_state(0), state), 1e-2) << dtype_name(ring);
+    EXPECT_EQ(bed.boundary(0), 192);
+  }
+}
+
+TEST(GdnMix, OfTheModelsHeadsFoldsWhatAVerifyLeftBeforeAPromptGoesOn) {
+  GdnBed bed(kGdnRealHeads, DType::kBF16, DType::kF32);
+  Vector state;
+  const Vector expected = bed.reference(192, &state);
+  std::string out = bed.feed(0, 60, RowKind::kPrompt);
+  const TensorView verified = bed.enqueue(0, GdnBed::range(60, 4), RowKind::kDecode, false);  // all accepted: up to the boundary, whose fold is due
+  bed.advance(0, 4, 4, false);
+  out += Bed::bytes(verified);
+  EXPECT_EQ(bed.boundary(0), 0);
+  out += bed.feed(0, 128, RowKind::kPrompt);
+  EXPECT_LT(relative_rms(bed.floats(out), expected), 1e-2);
+  EXPECT_LT(relative_rms(bed.stored_state(0), state), 1e-2);
+}
+
+TEST(GdnMix, OfTheModelsHeadsMixesPromptsOfSeveralSlotsAsIfAlone) {
+  GdnBed alone(kGdnRealHeads, DType::kBF16, DType::kBF16), together(kGdnRealHeads, DType::kBF16, DType::kBF16);
+  const std::string expected = alone.feed_all(0, 130, 64, RowKind::kPrompt);
+  const size_t row_bytes = expected.size() / 130;
+  together.clear(1);
+  together.clear(2);
+  std::vector<std::string> first = together.feed_prompts({{0, 1}, {2, 1}, {1, 66}});
+  EXPECT_EQ(first[0], expected.substr(0, row_bytes));
+  EXPECT_EQ(first[1], expected.substr(0, row_bytes));
+  EXPECT_EQ(first[2], expected.substr(0, 66 * row_bytes));
+  GdnBed pairs(kGdnRealHeads, DType::kBF16, DType::kBF16);
+  pairs.clear(2);
+  const std::vector<std::string> whole = pairs.feed_prompts({{2, 130}, {0, 130}});
+  EXPECT_EQ(whole[0], expected);
+  EXPECT_EQ(whole[1], expected);
+  EXPECT_EQ(pairs.live_state(2), alone.live_state(0));
+  EXPECT_EQ(pairs.live_state(0), alone.live_state(0));
 }
 
 TEST(GdnMix, KeepsTheStateOfTheBoundaryUntilAVerifyIsCommitted) {

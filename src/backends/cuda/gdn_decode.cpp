@@ -1,5 +1,5 @@
 #include "backends/cuda/device_code.h"
-#include "backends/cuda/gdn_mix.h"
+#include "backends/cuda/gdn_prompt.h"
 #include "backends/cuda/mma.h"
 
 namespace quern::cuda::mma {
@@ -14,11 +14,12 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   struct Functions {
     Function<GdnArgs> decode_1, decode_2, decode_4;
   };
-  GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, const Functions& functions, int num_sms)
-      : problem_(problem), launcher_(std::move(launcher)), functions_(functions), num_sms_(num_sms) {}
+  GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, std::optional<GdnPromptLauncher> prompt, const Functions& functions, int num_sms)
+      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), num_sms_(num_sms) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return "cuda.mma.bf16"; }
+  [[nodiscard]] std::string_view arithmetic() const override { return prompt_ ? "cuda.mma.chunked.bf16" : "cuda.mma.bf16"; }
   [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return prompt_ ? prompt_->workspace_bytes(max_rows) : 0; }
   void pack(const ops::GdnMix::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
     launcher_.pack(weights, packed, cuda_stream(stream));
   }
@@ -40,7 +41,11 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     }
     if (kinds.prompt) {
       args.kinds = kGdnPrompt;
-      launcher_.launch(stream, args);
+      args.phases = 0;
+      if (prompt_)
+        prompt_->launch(stream, rows, args, launcher_, launch.workspace);
+      else
+        launcher_.launch(stream, args);
     }
   }
 
@@ -64,9 +69,26 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
 
   ops::GdnMix::Problem problem_;
   GdnLauncher launcher_;
+  std::optional<GdnPromptLauncher> prompt_;  // none: the plain kernels take prompt rows
   Functions functions_;
   int num_sms_;
 };
+
+Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device, bool chunked) {
+  Device& gpu = cuda_device(device);
+  ASSIGN_OR_RETURN(GdnLauncher launcher, GdnLauncher::create(problem, gpu));
+  std::optional<GdnPromptLauncher> prompt;
+  if (chunked) {
+    ASSIGN_OR_RETURN(prompt, GdnPromptLauncher::create(problem, gpu));
+  }
+  GdnMixKernel::Functions functions;
+  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_1", kSharedBytes));
+  if (runs_code_for("90a", gpu.traits().architecture)) {
+    ASSIGN_OR_RETURN(functions.decode_2, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_2", kSharedBytes));
+    ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_4", kSharedBytes));
+  }
+  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu.num_sms()));
+}
 
 }  // namespace
 
@@ -76,16 +98,7 @@ ops::Verdict accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTrait
   return plain::accepts(problem, traits);
 }
 
-Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device) {
-  Device& gpu = cuda_device(device);
-  ASSIGN_OR_RETURN(GdnLauncher launcher, GdnLauncher::create(problem, gpu));
-  GdnMixKernel::Functions functions;
-  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_1", kSharedBytes));
-  if (runs_code_for("90a", gpu.traits().architecture)) {
-    ASSIGN_OR_RETURN(functions.decode_2, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_2", kSharedBytes));
-    ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_4", kSharedBytes));
-  }
-  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), functions, gpu.num_sms()));
-}
+Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device) { return make(problem, device, false); }
+Result<std::unique_ptr<ops::GdnMix::Kernel>> make_chunked(const ops::GdnMix::Problem& problem, ops::Device& device) { return make(problem, device, true); }
 
 }  // namespace quern::cuda::mma

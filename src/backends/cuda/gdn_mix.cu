@@ -96,8 +96,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_rows(const __grid_con
   extern __shared__ float memory[];
   const int head = static_cast<int>(blockIdx.y), k_head = g.k_head[head], d_k = g.d_k, d_v = g.d_v;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const Run run = run_of(g, static_cast<int>(blockIdx.x));
-  if (run.cursor == run.end) return;
+  const Run run = to_grid(g, run_of(g, static_cast<int>(blockIdx.x)));
+  const bool fold_only = run.cursor == run.end && g.step.boundary[run.slot] + kGrid <= run.cursor;  // a run from a grid point on
+  if (run.cursor == run.end && !fold_only) return;
   const Chunk c = chunk_in(memory, g);
   float* state = g.state + (run.slot * g.num_v_heads + head) * d_k * d_v;
   int64_t boundary = g.step.boundary[run.slot];
@@ -193,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_rows(const __grid_con
 /// A block per run, k head and row that the ring holds.
 extern "C" __global__ void __launch_bounds__(kThreads) gdn_keys(const __grid_constant__ GdnArgs g) {
   __shared__ float k[kMaxGdnDim], shared[kWarps];
-  const Run run = run_of(g, static_cast<int>(blockIdx.x));
+  const Run run = to_grid(g, run_of(g, static_cast<int>(blockIdx.x)));
   const int k_head = static_cast<int>(blockIdx.y);
   const int64_t index = run.end - 1 - blockIdx.z;
   if (index < run.cursor) return;

@@ -20,6 +20,19 @@ __device__ inline Run run_of(const GdnArgs& g, int number) {
   return {record.slot, record.first_row, cursor, cursor + record.num_rows, (record.flags & kIsCommitted) != 0};
 }
 
+/// With kGdnToGrid: the rows of a prompt run up to the next grid point. Drafts, whose fold is not stored, stay as they are.
+__device__ inline Run to_grid(const GdnArgs& g, Run run) {
+  const int64_t next = (run.cursor + kGrid - 1) / kGrid * kGrid;
+  if ((g.phases & kGdnToGrid) != 0 && run.committed && next < run.end) run.end = next;
+  return run;
+}
+/// Of the value heads that share a k head, one keeps the keys.
+__device__ inline bool first_of_key(const GdnArgs& g, int head) {
+  for (int other = 0; other < head; ++other)
+    if (g.k_head[other] == g.k_head[head]) return false;
+  return true;
+}
+
 __device__ inline int64_t channels_of(const GdnArgs& g) { return 2 * int64_t{g.num_k_heads} * g.d_k + int64_t{g.num_v_heads} * g.d_v; }
 __device__ inline int64_t ring_row(const GdnArgs& g, int64_t slot, int64_t index) {
   const int64_t length = kGrid + g.k_max + 1;

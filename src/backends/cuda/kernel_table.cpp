@@ -42,6 +42,10 @@ Result<std::unique_ptr<typename Op::Kernel>> make_mma(const typename Op::Problem
 }
 template <class Op>
 constexpr ops::Candidate<Op> kMma[] = {{"cuda.mma", accepts_mma<Op>, make_mma<Op>}, {"cuda.plain", accepts<Op>, make<Op>}};
+/// Prompt rows chunk by chunk only by request, until a device has shown them right: `--kernel gdn_mix=cuda.mma.chunked`.
+constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cuda.mma", accepts_mma<ops::GdnMix>, make_mma<ops::GdnMix>},
+                                                   {"cuda.mma.chunked", accepts_mma<ops::GdnMix>, mma::make_chunked},
+                                                   {"cuda.plain", accepts<ops::GdnMix>, make<ops::GdnMix>}};
 
 }  // namespace
 
@@ -50,7 +54,7 @@ constinit const ops::KernelTable kKernelTable{
     .attn_in = kLinear<ops::AttnIn>,
     .attention = kMma<ops::Attention>,
     .gdn_in = kLinear<ops::GdnIn>,
-    .gdn_mix = kMma<ops::GdnMix>,
+    .gdn_mix = kGdnMix,
     .out_residual = kLinear<ops::OutResidual>,
     .mlp_in = kLinear<ops::MlpIn>,
     .down_residual = kLinear<ops::DownResidual>,

@@ -22,6 +22,13 @@ __device__ inline void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uin
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// An 8 x 8 matrix of 16-bit elements, of which lane l holds row l / 4, columns 2 (l % 4) and the next: its transpose.
+__device__ inline uint32_t transposed(uint32_t pair) {
+  uint32_t result;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+}
+
 /// Byte offset of the 16-byte piece `piece` of row `row` in a tile of kPieces pieces a row, arranged so that 8 rows of one piece lie in different banks.
 template <int kPieces>
 __device__ inline uint32_t swizzled(int row, int piece) {

@@ -13,6 +13,8 @@ namespace quern::cuda::mma {
 QUERN_MMA(Attention)
 QUERN_MMA(GdnMix)
 #undef QUERN_MMA
+/// "cuda.mma.chunked": as GdnMix's, and prompt rows chunk by chunk on the matrix units.
+Result<std::unique_ptr<ops::GdnMix::Kernel>> make_chunked(const ops::GdnMix::Problem& problem, ops::Device& device);
 
 /// Which kinds a step's runs have, and the longest of the decode runs.
 struct Kinds {

@@ -1,0 +1,66 @@
+#include "backends/cuda/gdn_prompt.h"
+
+namespace quern::cuda {
+
+namespace {
+
+constexpr unsigned kThreads = 128;                          // of gdn_prompt.cu
+constexpr size_t kWorkspaceBytes = size_t{64} << 20;        // what the plan counts for kernels
+constexpr unsigned kParts = kGdnPromptDim / kGdnPromptColumns;  // blocks of a head in the scan
+
+}  // namespace
+
+GdnPromptLauncher::GdnPromptLauncher(const ops::GdnMix::Problem& problem) : num_k_heads_(problem.num_k_heads), num_v_heads_(problem.num_v_heads) {
+  const auto k_heads = static_cast<size_t>(num_k_heads_), v_heads = static_cast<size_t>(num_v_heads_);
+  row_bytes_ = (2 * k_heads + v_heads) * kGdnPromptRowImageBytes;
+  factor_bytes_ = 2 * k_heads * kGrid * sizeof(float);
+  matrix_bytes_ = v_heads * 4 * kGdnPromptMatrixBytes;
+  scalar_bytes_ = v_heads * kGrid * 4 * sizeof(float);
+  tile_bytes_ = row_bytes_ + factor_bytes_ + matrix_bytes_ + scalar_bytes_;
+}
+
+Result<GdnPromptLauncher> GdnPromptLauncher::create(const ops::GdnMix::Problem& problem, Device& device) {
+  GdnPromptLauncher launcher(problem);
+  const int stages = device.max_shared_bytes() >= 2 * kGdnPromptStageBytes ? 2 : 1;  // one on sm_86, sm_89 and sm_120; the bits are the same
+  launcher.scan_shared_bytes_ = static_cast<unsigned>(stages * kGdnPromptStageBytes);
+  ASSIGN_OR_RETURN(launcher.rows_, device.function<GdnPromptArgs>("gdn_prompt", "gdn_prompt_rows"));
+  ASSIGN_OR_RETURN(launcher.chunks_, device.function<GdnPromptArgs>("gdn_prompt", "gdn_prompt_chunks"));
+  ASSIGN_OR_RETURN(launcher.scan_, device.function<GdnPromptArgs>("gdn_prompt", stages == 2 ? "gdn_prompt_scan_2" : "gdn_prompt_scan_1",
+                                                                  static_cast<int>(launcher.scan_shared_bytes_)));
+  ASSIGN_OR_RETURN(launcher.norm_, device.function<GdnPromptArgs>("gdn_prompt", "gdn_prompt_norm"));
+  return launcher;
+}
+
+int64_t GdnPromptLauncher::tiles_of_a_pass(int64_t max_rows) const {
+  const auto affordable = static_cast<int64_t>(kWorkspaceBytes / tile_bytes_);
+  return std::clamp<int64_t>(max_rows / kGrid + 2, 1, std::max<int64_t>(affordable, 1));
+}
+
+void GdnPromptLauncher::launch(Stream& stream, const ops::Rows& rows, GdnArgs args, const GdnLauncher& plain, const ops::TensorView& workspace) const {
+  args.kinds = kGdnPrompt;
+  plain.launch_to_grid(stream, args);
+  int32_t num_tiles = 0;
+  for (const ops::RowRun& run : rows.runs)
+    if (run.kind == ops::RowKind::kPrompt && run.slot >= 0) num_tiles += static_cast<int32_t>((run.num_rows + kGrid - 1) / kGrid);
+  const auto pass = static_cast<int32_t>(workspace.size_bytes() / tile_bytes_);
+  CHECK(pass > 0);
+  const auto room = static_cast<size_t>(std::min(pass, std::max(num_tiles, 1)));
+  GdnPromptArgs p{};
+  p.gdn = args;
+  p.rows = workspace.data<unsigned char>();
+  p.matrices = p.rows + room * row_bytes_;
+  p.scalars = reinterpret_cast<float*>(p.matrices + room * matrix_bytes_);
+  p.factors = reinterpret_cast<float*>(p.matrices + room * (matrix_bytes_ + scalar_bytes_));
+  const auto k_heads = static_cast<unsigned>(num_k_heads_), v_heads = static_cast<unsigned>(num_v_heads_), runs = static_cast<unsigned>(args.step.num_runs);
+  for (p.first_tile = 0; p.first_tile < num_tiles; p.first_tile += p.num_tiles) {
+    p.num_tiles = std::min(pass, num_tiles - p.first_tile);
+    const auto tiles = static_cast<unsigned>(p.num_tiles);
+    stream.launch(rows_, {.grid = {tiles, 2 * k_heads + v_heads}, .block = {kThreads}}, p);
+    stream.launch(chunks_, {.grid = {tiles, v_heads}, .block = {kThreads}}, p);
+    stream.launch(scan_, {.grid = {kParts * v_heads, runs}, .block = {kThreads}, .shared_bytes = scan_shared_bytes_}, p);
+    stream.launch(norm_, {.grid = {tiles, v_heads}, .block = {kThreads}}, p);
+  }
+  plain.keep_window(stream, args);
+}
+
+}  // namespace quern::cuda

@@ -1,0 +1,482 @@
+#include "backends/cuda/gdn_prompt_args.h"
+#include "backends/cuda/gdn_runs.cuh"
+#include "backends/cuda/mma.cuh"
+
+// Prompt rows of heads of 128 x 128, a chunk of the 64-grid at a time on the matrix units (model-spec.md 1.6). With y the rows after the conv, which are bf16, and f what normalizes them:
+//   L = strictly lower(beta_i f_i f_j e^(Gi - Gj) yk_i . yk_j)      T = (I + L)^-1 diag(beta)      P = lower(fq_i f_j e^(Gi - Gj) yq_i . yk_j)
+//   U = T (V - diag(e^G f) Yk S)      O = diag(e^G fq) Yq S + P U      S <- e^G64 S + Yk^T diag(e^(G64 - G) f) U
+// gdn_prompt_rows makes y and f, gdn_prompt_chunks T and P, both of all chunks at once; gdn_prompt_scan walks along the chunks of a run with S in registers; gdn_prompt_norm is the gated norm.
+//
+// Numbers: y is exact in bf16; whatever else meets the matrix units is split into two bf16 (16 bits of mantissa), sums are f32, as are S, G, e^G and the solve. O is rounded to bf16 before
+// its norm, as transformers does. u and k are rounded to the ring's dtype when they are kept, not before.
+// A row's bits depend on the rows before it and on its place on the grid: what a matrix product takes of later rows is a zero.
+// Rows off the grid (a run that begins inside a chunk) are the plain kernel's: gdn_rows goes before with kGdnToGrid.
+
+namespace quern::cuda {
+
+namespace {
+
+constexpr int kDim = kGdnPromptDim, kChunk = static_cast<int>(kGrid);
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kRowPieces = kDim / 8, kMatrixPieces = kChunk / 8;  // 16-byte pieces of an image's row
+
+/// A chunk of a prompt run.
+struct Tile {
+  int slot, cursor;
+  int first_row;  // step's row of the run's first, which stands at `cursor`
+  int base;       // index of the chunk's first row, on the grid
+  int rows;       // 0: nothing to do
+};
+__device__ int tiles_of(const RunRecord& record) {
+  const bool prompt = record.slot >= 0 && (record.flags & kIsDecode) == 0;
+  return prompt ? (record.num_rows + kChunk - 1) / kChunk : 0;
+}
+__device__ Tile tile_of(const GdnArgs& g, const RunRecord& record, int chunk) {
+  const int cursor = g.step.cursor[record.slot], end = cursor + record.num_rows;
+  const int base = (cursor + kChunk - 1) / kChunk * kChunk + chunk * kChunk;
+  const int rows = (record.flags & kIsCommitted) != 0 ? max(0, min(kChunk, end - base)) : 0;
+  return {record.slot, cursor, record.first_row, base, rows};
+}
+__device__ Tile tile_of(const GdnArgs& g, int number) {
+  for (int run = 0; run < g.step.num_runs; ++run) {
+    const RunRecord record = g.step.runs[run];
+    const int tiles = tiles_of(record);
+    if (number < tiles) return tile_of(g, record, number);
+    number -= tiles;
+  }
+  return {0, 0, 0, 0, 0};
+}
+
+/// Two floats as bf16, the lower half of the word first, and what that leaves of them.
+__device__ uint32_t pack(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ void split(float low, float high, uint32_t& rounded, uint32_t& remainder) {
+  rounded = pack(low, high);
+  remainder = pack(low - low_of(rounded), high - high_of(rounded));
+}
+
+/// Eight raw channels of an index, as words of two.
+__device__ uint4 raw_eight(const GdnArgs& g, const Tile& t, int index, int channel, int channels) {
+  if (index < 0 || index >= t.base + t.rows) return {0, 0, 0, 0};
+  const int window = 3 + g.k_max + 1;
+  const void* from = index >= t.cursor ? g.qkv : g.conv_window;
+  const int64_t row = index >= t.cursor ? int64_t{t.first_row} + index - t.cursor : int64_t{t.slot} * window + index % window;
+  return *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(from) + row * channels + channel);
+}
+__device__ void widen(const uint4& words, float (&x)[8]) {
+  const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = low_of(word[i]);
+    x[2 * i + 1] = high_of(word[i]);
+  }
+}
+
+}  // namespace
+
+/// blockIdx: (tile, head of q, then k, then v). Sixteen lanes have a row's 128 channels, and eight rows after one another.
+extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_rows(const __grid_constant__ GdnPromptArgs args) {
+  const GdnArgs& g = args.gdn;
+  const Tile t = tile_of(g, args.first_tile + static_cast<int>(blockIdx.x));
+  if (t.rows == 0) return;
+  constexpr int kRowsEach = kChunk / (kThreads / 16);
+  const int head = static_cast<int>(blockIdx.y), heads = 2 * g.num_k_heads + g.num_v_heads, channels = heads * kDim;
+  const int lane = static_cast<int>(threadIdx.x) % 16, first = static_cast<int>(threadIdx.x) / 16 * kRowsEach, channel = head * kDim + lane * 8;
+  float weight[4][8];
+#pragma unroll
+  for (int tap = 0; tap < 4; ++tap)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) weight[tap][i] = g.conv[tap * channels + channel + i];
+  const bool normalizes = head < 2 * g.num_k_heads;
+  const float scale = head < g.num_k_heads ? 1.0f / sqrtf(static_cast<float>(kDim)) : 1.0f;
+  unsigned char* image = args.rows + (int64_t{blockIdx.x} * heads + head) * kGdnPromptRowImageBytes;
+  float x[4][8];  // of the indices index - 3 .. index, at index mod 4
+#pragma unroll
+  for (int tap = 0; tap < 3; ++tap) widen(raw_eight(g, t, t.base + first - 3 + tap, channel, channels), x[(tap + 1) % 4]);
+#pragma unroll
+  for (int r = 0; r < kRowsEach; ++r) {
+    const int row = first + r;
+    widen(raw_eight(g, t, t.base + row, channel, channels), x[r % 4]);
+    float y[8], square = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float sum = 0;
+#pragma unroll
+      for (int tap = 0; tap < 4; ++tap) sum = fmaf(weight[tap][i], x[(r + 1 + tap) % 4][i], sum);
+      y[i] = row < t.rows ? round_to(DType::kBF16, silu(sum)) : 0.0f;
+      square = fmaf(y[i], y[i], square);
+    }
+    *reinterpret_cast<uint4*>(image + swizzled<kRowPieces>(row, lane)) = make_uint4(pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+    if (!normalizes) continue;
+#pragma unroll
+    for (int distance = 8; distance > 0; distance /= 2) square += __shfl_xor_sync(kAllLanes, square, distance);
+    if (lane == 0) args.factors[(int64_t{blockIdx.x} * 2 * g.num_k_heads + head) * kChunk + row] = row < t.rows ? 1.0f / sqrtf(square + 1e-6f) * scale : 0.0f;
+  }
+}
+
+namespace {
+
+/// (I + L)^-1 by columns, one a thread: with x_j known, L_ij x_j leaves all later rows. `lower` is L by columns.
+template <int kBegin, int kEnd>
+__device__ void eliminate(const float* lower, float (&x)[kChunk]) {
+#pragma unroll
+  for (int j = kBegin; j < kEnd; ++j) {
+#pragma unroll
+    for (int i = (j + 1) / 4 * 4; i < kChunk; i += 4) {
+      const float4 l = *reinterpret_cast<const float4*>(lower + j * kChunk + i);  // zero for rows up to j
+      x[i] = fmaf(-l.x, x[j], x[i]);
+      x[i + 1] = fmaf(-l.y, x[j], x[i + 1]);
+      x[i + 2] = fmaf(-l.z, x[j], x[i + 2]);
+      x[i + 3] = fmaf(-l.w, x[j], x[i + 3]);
+    }
+  }
+}
+
+}  // namespace
+
+/// blockIdx: (tile, value head). A warp has 16 rows of L and P; then two warps have a column of the inverse a lane.
+extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_chunks(const __grid_constant__ GdnPromptArgs args) {
+  __shared__ __align__(128) unsigned char keys[kGdnPromptRowImageBytes];     // afterwards L, f32 by columns
+  __shared__ __align__(128) unsigned char queries[kGdnPromptRowImageBytes];  // afterwards T and its remainder
+  __shared__ float sums[kChunk], beta[kChunk], key_factor[kChunk], query_factor[kChunk];
+  static_assert(sizeof keys == kChunk * kChunk * sizeof(float) && sizeof queries == 2 * kGdnPromptMatrixBytes);
+  const GdnArgs& g = args.gdn;
+  const Tile t = tile_of(g, args.first_tile + static_cast<int>(blockIdx.x));
+  if (t.rows == 0) return;
+  const int head = static_cast<int>(blockIdx.y), k_head = g.k_head[head], heads = 2 * g.num_k_heads + g.num_v_heads;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const unsigned char* images = args.rows + int64_t{blockIdx.x} * heads * kGdnPromptRowImageBytes;
+  for (int at = thread * 16; at < kGdnPromptRowImageBytes; at += kThreads * 16) {
+    copy_async(queries + at, images + int64_t{k_head} * kGdnPromptRowImageBytes + at);
+    copy_async(keys + at, images + int64_t{g.num_k_heads + k_head} * kGdnPromptRowImageBytes + at);
+  }
+  commit_copies();
+  if (thread < kChunk) {
+    const bool there = thread < t.rows;
+    const int64_t at = (int64_t{t.first_row} + t.base + thread - t.cursor) * g.num_v_heads + head;
+    const float* factors = args.factors + int64_t{blockIdx.x} * 2 * g.num_k_heads * kChunk + thread;
+    beta[thread] = there ? round_to(g.activation, sigmoid(load(g.b, g.activation, at))) : 0.0f;
+    sums[thread] = there ? g.decay[head] * softplus(load(g.a, g.activation, at) + g.dt_bias[head]) : 0.0f;
+    query_factor[thread] = factors[k_head * kChunk];
+    key_factor[thread] = factors[(g.num_k_heads + k_head) * kChunk];
+  }
+  __syncthreads();
+  if (thread == 0) {
+    float total = sums[0];
+#pragma unroll
+    for (int j = 1; j < kChunk; ++j) {
+      total += sums[j];
+      sums[j] = total;
+    }
+  }
+  await_copies<0>();
+  __syncthreads();
+
+  float kk[kChunk / 8][4] = {}, qk[kChunk / 8][4] = {};  // rows lane / 4 (+ 8) of the warp's 16, columns 8 n + 2 (lane % 4) (+ 1)
+  const uint32_t keys_at = shared_address(keys), queries_at = shared_address(queries);
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    uint32_t k[4], q[4];
+    const uint32_t own = swizzled<kRowPieces>(warp * 16 + lane % 16, step * 2 + lane / 16);
+    load_matrices(k, keys_at + own);
+    load_matrices(q, queries_at + own);
+#pragma unroll
+    for (int n = 0; n < kChunk / 8; n += 2) {
+      if (n > 2 * warp) continue;  // above the diagonal
+      uint32_t b[4];
+      load_matrices(b, keys_at + swizzled<kRowPieces>(8 * n + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+      multiply_add(kk[n], k, b[0], b[1]);
+      multiply_add(kk[n + 1], k, b[2], b[3]);
+      multiply_add(qk[n], q, b[0], b[1]);
+      multiply_add(qk[n + 1], q, b[2], b[3]);
+    }
+  }
+  __syncthreads();  // keys and queries have been read
+
+  float* lower = reinterpret_cast<float*>(keys);
+  unsigned char* matrices = args.matrices + (int64_t{blockIdx.x} * g.num_v_heads + head) * 4 * kGdnPromptMatrixBytes;
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n) {
+    if (n > 2 * warp + 1) continue;
+    float p[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int i = warp * 16 + lane / 4 + e / 2 * 8, j = n * 8 + lane % 4 * 2 + e % 2;
+      const float factor = j <= i ? expf(sums[i] - sums[j]) * key_factor[j] : 0.0f;
+      lower[j * kChunk + i] = j < i ? beta[i] * key_factor[i] * factor * kk[n][e] : 0.0f;
+      p[e] = j <= i ? query_factor[i] * factor * qk[n][e] : 0.0f;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t at = swizzled<kMatrixPieces>(warp * 16 + lane / 4 + half * 8, n) + lane % 4 * 4;
+      uint32_t rounded, remainder;
+      split(p[2 * half], p[2 * half + 1], rounded, remainder);
+      *reinterpret_cast<uint32_t*>(matrices + 2 * kGdnPromptMatrixBytes + at) = rounded;
+      *reinterpret_cast<uint32_t*>(matrices + 3 * kGdnPromptMatrixBytes + at) = remainder;
+    }
+  }
+  if (thread < kChunk) {
+    float* scalars = args.scalars + ((int64_t{blockIdx.x} * g.num_v_heads + head) * kChunk + thread) * 4;
+    const float decay = expf(sums[thread]), rest = expf(sums[kChunk - 1] - sums[thread]);
+    *reinterpret_cast<float4*>(scalars) = make_float4(decay * key_factor[thread], decay * query_factor[thread], rest * key_factor[thread], sums[thread]);
+  }
+  __syncthreads();
+  if (thread < kChunk) {
+    float x[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) x[i] = i == thread ? 1.0f : 0.0f;
+    if (warp == 0) eliminate<0, kChunk / 2>(lower, x);  // the other warp's columns begin below
+    eliminate<kChunk / 2, kChunk>(lower, x);
+    const float column_beta = beta[thread];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const float value = x[i] * column_beta;
+      const __nv_bfloat16 rounded = __float2bfloat16_rn(value);
+      const uint32_t at = swizzled<kMatrixPieces>(i, thread / 8) + thread % 8 * 2;
+      *reinterpret_cast<__nv_bfloat16*>(queries + at) = rounded;
+      *reinterpret_cast<__nv_bfloat16*>(queries + kGdnPromptMatrixBytes + at) = __float2bfloat16_rn(value - __bfloat162float(rounded));
+    }
+  }
+  __syncthreads();
+  for (int at = thread * 16; at < 2 * kGdnPromptMatrixBytes; at += kThreads * 16) *reinterpret_cast<uint4*>(matrices + at) = *reinterpret_cast<const uint4*>(queries + at);
+}
+
+namespace {
+
+struct Stage {
+  unsigned char keys[kGdnPromptRowImageBytes], queries[kGdnPromptRowImageBytes];
+  unsigned char t[kGdnPromptMatrixBytes], t_rest[kGdnPromptMatrixBytes], p[kGdnPromptMatrixBytes], p_rest[kGdnPromptMatrixBytes];
+  unsigned char values[kGdnPromptRowImageBytes / 2];  // the block's 64 columns
+  float4 scalars[kChunk];
+};
+static_assert(sizeof(Stage) == kGdnPromptStageBytes);
+
+/// The A operand of 16 columns of a matrix that stands in sums: tiles n and n + 1 of it, split.
+__device__ void operand(const float (&low)[4], const float (&high)[4], uint32_t (&rounded)[4], uint32_t (&remainder)[4]) {
+  split(low[0], low[1], rounded[0], remainder[0]);
+  split(low[2], low[3], rounded[1], remainder[1]);
+  split(high[0], high[1], rounded[2], remainder[2]);
+  split(high[2], high[3], rounded[3], remainder[3]);
+}
+
+/// sums [16, 64] += x [16, 64] M^T for a lower triangular M [64, 64]: rows of M from 16 j on meet the columns 16 j .. of x.
+__device__ void multiply_lower(float (&sums)[kChunk / 8][4], const float (&x)[kChunk / 8][4], uint32_t matrix, uint32_t matrix_rest, int lane) {
+#pragma unroll
+  for (int step = 0; step < kChunk / 16; ++step) {
+    uint32_t a[4], a_rest[4];
+    operand(x[2 * step], x[2 * step + 1], a, a_rest);
+#pragma unroll
+    for (int n = 2 * step; n < kChunk / 8; n += 2) {
+      const uint32_t at = swizzled<kMatrixPieces>(8 * n + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2);
+      uint32_t b[4], b_rest[4];
+      load_matrices(b, matrix + at);
+      load_matrices(b_rest, matrix_rest + at);
+      multiply_add(sums[n], a, b[0], b[1]);
+      multiply_add(sums[n + 1], a, b[2], b[3]);
+      multiply_add(sums[n], a_rest, b[0], b[1]);
+      multiply_add(sums[n + 1], a_rest, b[2], b[3]);
+      multiply_add(sums[n], a, b_rest[0], b_rest[1]);
+      multiply_add(sums[n + 1], a, b_rest[2], b_rest[3]);
+    }
+  }
+}
+
+/// blockIdx: (half of a value head's columns, run). A warp has 16 columns of S, transposed: rows of the A operand are columns of the head. No warp waits for another but for copies.
+template <int kStages>
+__device__ void scan(const GdnPromptArgs& args) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Stage* stages = reinterpret_cast<Stage*>(memory);
+  const GdnArgs& g = args.gdn;
+  constexpr int kParts = kDim / kGdnPromptColumns;
+  const int head = static_cast<int>(blockIdx.x) / kParts, part = static_cast<int>(blockIdx.x) % kParts, k_head = g.k_head[head];
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int heads = 2 * g.num_k_heads + g.num_v_heads, column = part * kGdnPromptColumns + warp * 16;
+  const RunRecord record = g.step.runs[blockIdx.y];
+  int first = -args.first_tile;  // the run's first tile among those of the launch
+  for (int run = 0; run < static_cast<int>(blockIdx.y); ++run) first += tiles_of(g.step.runs[run]);
+  const int begin = max(0, first), end = min(args.num_tiles, first + tiles_of(record));
+  if (begin >= end || tile_of(g, record, begin - first).rows == 0) return;
+
+  const auto fetch = [&](int tile, Stage& s) {
+    if (tile < end && tile_of(g, record, tile - first).rows > 0) {
+      const unsigned char* images = args.rows + int64_t{tile} * heads * kGdnPromptRowImageBytes;
+      const unsigned char* key_image = images + int64_t{g.num_k_heads + k_head} * kGdnPromptRowImageBytes;
+      const unsigned char* query_image = images + int64_t{k_head} * kGdnPromptRowImageBytes;
+      const unsigned char* value_image = images + int64_t{2 * g.num_k_heads + head} * kGdnPromptRowImageBytes + part * kGdnPromptColumns * 2;
+      const unsigned char* matrices = args.matrices + (int64_t{tile} * g.num_v_heads + head) * 4 * kGdnPromptMatrixBytes;
+      const float* scalars = args.scalars + (int64_t{tile} * g.num_v_heads + head) * kChunk * 4;
+      for (int at = thread * 16; at < kGdnPromptRowImageBytes; at += kThreads * 16) {
+        copy_async(s.keys + at, key_image + at);
+        copy_async(s.queries + at, query_image + at);
+      }
+      for (int at = thread * 16; at < 4 * kGdnPromptMatrixBytes; at += kThreads * 16) copy_async(s.t + at, matrices + at);
+      constexpr int kRowBytes = kGdnPromptColumns * 2;
+      for (int at = thread * 16; at < kChunk * kRowBytes; at += kThreads * 16) copy_async(s.values + at, value_image + at / kRowBytes * (kDim * 2) + at % kRowBytes);
+      if (thread < kChunk) copy_async(&s.scalars[thread], scalars + thread * 4);
+    }
+    commit_copies();
+  };
+
+  float* stored = g.state + ((int64_t{record.slot} * g.num_v_heads + head) * kDim + column + lane / 4) * kDim + lane % 4 * 2;
+  float state[kDim / 8][4];  // S transposed: columns lane / 4 (+ 8) of the warp's, elements 8 n + 2 (lane % 4) (+ 1) of k
+#pragma unroll
+  for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 pair = *reinterpret_cast<const float2*>(stored + half * 8 * kDim + n * 8);
+      state[n][2 * half] = pair.x;
+      state[n][2 * half + 1] = pair.y;
+    }
+  bool folded = false;
+
+  fetch(begin, stages[0]);
+  for (int tile = begin; tile < end; ++tile) {
+    const Tile t = tile_of(g, record, tile - first);
+    if (t.rows == 0) break;
+    Stage& s = stages[kStages == 2 ? (tile - begin) % 2 : 0];
+    if constexpr (kStages == 2) fetch(tile + 1, stages[(tile + 1 - begin) % 2]);
+    await_copies<kStages - 1>();
+    __syncthreads();
+    const uint32_t keys = shared_address(s.keys), queries = shared_address(s.queries), values = shared_address(s.values);
+
+    float o[kChunk / 8][4] = {}, known[kChunk / 8][4] = {};  // transposed as well: column 8 n + 2 (lane % 4) (+ 1) is a row of the chunk
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      uint32_t a[4], a_rest[4];
+      operand(state[2 * step], state[2 * step + 1], a, a_rest);
+#pragma unroll
+      for (int n = 0; n < kChunk / 8; n += 2) {
+        const uint32_t at = swizzled<kRowPieces>(8 * n + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2);
+        uint32_t k[4], q[4];
+        load_matrices(k, keys + at);
+        load_matrices(q, queries + at);
+        multiply_add(known[n], a, k[0], k[1]);
+        multiply_add(known[n + 1], a, k[2], k[3]);
+        multiply_add(o[n], a, q[0], q[1]);
+        multiply_add(o[n + 1], a, q[2], q[3]);
+        multiply_add(known[n], a_rest, k[0], k[1]);
+        multiply_add(known[n + 1], a_rest, k[2], k[3]);
+        multiply_add(o[n], a_rest, q[0], q[1]);
+        multiply_add(o[n + 1], a_rest, q[2], q[3]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kChunk / 8; n += 2) {
+      uint32_t v[4];  // tile n, columns 0 .. 7 and 8 .. 15; tile n + 1
+      load_matrices_transposed(v, values + swizzled<kMatrixPieces>(8 * n + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+#pragma unroll
+      for (int tile_of_two = 0; tile_of_two < 2; ++tile_of_two) {
+        const int m = n + tile_of_two;
+        const float4 even = s.scalars[8 * m + lane % 4 * 2], odd = s.scalars[8 * m + lane % 4 * 2 + 1];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          known[m][2 * half] = low_of(v[2 * tile_of_two + half]) - even.x * known[m][2 * half];
+          known[m][2 * half + 1] = high_of(v[2 * tile_of_two + half]) - odd.x * known[m][2 * half + 1];
+          o[m][2 * half] *= even.y;
+          o[m][2 * half + 1] *= odd.y;
+        }
+      }
+    }
+    float u[kChunk / 8][4] = {};
+    multiply_lower(u, known, shared_address(s.t), shared_address(s.t_rest), lane);
+    multiply_lower(o, u, shared_address(s.p), shared_address(s.p_rest), lane);
+
+    // Out, whose rows are the chunk's: 8 x 8 elements are transposed at a time.
+#pragma unroll
+    for (int n = 0; n < kChunk / 8; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t pair = transposed(pack(o[n][2 * half], o[n][2 * half + 1]));
+        const int row = 8 * n + lane / 4;
+        if (row < t.rows) {
+          const int64_t at = (int64_t{t.first_row} + t.base + row - t.cursor) * g.num_v_heads + head;
+          *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(g.out) + at * kDim + column + half * 8 + lane % 4 * 2) = pair;
+        }
+      }
+
+    if (t.rows == kChunk) {
+      const float total = expf(s.scalars[kChunk - 1].w);
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) state[n][e] *= total;
+#pragma unroll
+      for (int n = 0; n < kChunk / 8; ++n) {
+        const float even = s.scalars[8 * n + lane % 4 * 2].z, odd = s.scalars[8 * n + lane % 4 * 2 + 1].z;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) u[n][e] *= e % 2 == 0 ? even : odd;
+      }
+#pragma unroll
+      for (int step = 0; step < kChunk / 16; ++step) {
+        uint32_t a[4], a_rest[4];
+        operand(u[2 * step], u[2 * step + 1], a, a_rest);
+#pragma unroll
+        for (int n = 0; n < kDim / 8; n += 2) {
+          uint32_t k[4];  // rows 0 .. 7 and 8 .. 15 of the step for tile n, then for tile n + 1
+          load_matrices_transposed(k, keys + swizzled<kRowPieces>(step * 16 + lane / 8 % 2 * 8 + lane % 8, n + lane / 16));
+          multiply_add(state[n], a, k[0], k[1]);
+          multiply_add(state[n + 1], a, k[2], k[3]);
+          multiply_add(state[n], a_rest, k[0], k[1]);
+          multiply_add(state[n + 1], a_rest, k[2], k[3]);
+        }
+      }
+      folded = true;
+    } else {  // the run's last chunk: its rows are kept
+      const int64_t length = kChunk + g.k_max + 1;
+      const auto place = [&](int j) { return int64_t{t.slot} * length + (t.base + j) % length; };
+#pragma unroll
+      for (int n = 0; n < kChunk / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int j = n * 8 + lane % 4 * 2 + e % 2;
+          if (j < t.rows) store(g.ring_u, g.ring, (place(j) * g.num_v_heads + head) * kDim + column + lane / 4 + e / 2 * 8, u[n][e]);
+        }
+      if (part == 0 && thread < t.rows) g.ring_g[place(thread) * g.num_v_heads + head] = s.scalars[thread].w;
+      if (part == 0 && first_of_key(g, head)) {
+        const float* factors = args.factors + (int64_t{tile} * 2 * g.num_k_heads + g.num_k_heads + k_head) * kChunk;
+        for (int item = thread; item < t.rows * kDim; item += kThreads) {
+          const int j = item / kDim, i = item % kDim;
+          const float y = __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(s.keys + swizzled<kRowPieces>(j, i / 8) + i % 8 * 2));
+          store(g.ring_k, g.ring, (place(j) * g.num_k_heads + k_head) * kDim + i, y * factors[j]);
+        }
+      }
+    }
+    __syncthreads();  // the stage is free
+    if constexpr (kStages == 1) fetch(tile + 1, s);
+  }
+  await_copies<0>();
+  if (!folded) return;
+#pragma unroll
+  for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) *reinterpret_cast<float2*>(stored + half * 8 * kDim + n * 8) = make_float2(state[n][2 * half], state[n][2 * half + 1]);
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_scan_1(const __grid_constant__ GdnPromptArgs args) { scan<1>(args); }
+extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_scan_2(const __grid_constant__ GdnPromptArgs args) { scan<2>(args); }
+
+/// blockIdx: (tile, value head). out <- rms norm of out, times the norm's weight and silu(z); a warp has a row.
+extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_norm(const __grid_constant__ GdnPromptArgs args) {
+  const GdnArgs& g = args.gdn;
+  const Tile t = tile_of(g, args.first_tile + static_cast<int>(blockIdx.x));
+  const int head = static_cast<int>(blockIdx.y), warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const float4 weight = *reinterpret_cast<const float4*>(g.norm + lane * 4);
+  for (int row = warp; row < t.rows; row += kWarps) {
+    const int64_t at = ((int64_t{t.first_row} + t.base + row - t.cursor) * g.num_v_heads + head) * kDim + lane * 4;
+    uint2* out = reinterpret_cast<uint2*>(static_cast<uint16_t*>(g.out) + at);
+    const uint2 o = *out, z = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(g.z) + at);
+    const float x[4] = {low_of(o.x), high_of(o.x), low_of(o.y), high_of(o.y)};
+    const float sum = warp_sum(x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3]);
+    const float scale = 1.0f / sqrtf(sum / static_cast<float>(kDim) + g.eps);
+    *out = make_uint2(pack(x[0] * scale * weight.x * silu(low_of(z.x)), x[1] * scale * weight.y * silu(high_of(z.x))),
+                      pack(x[2] * scale * weight.z * silu(low_of(z.y)), x[3] * scale * weight.w * silu(high_of(z.y))));
+  }
+}
+
+}  // namespace quern::cuda
