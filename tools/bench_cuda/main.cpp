@@ -4,17 +4,14 @@
 #include <fstream>
 
 #include "backends/cuda/bandwidth_args.h"
-#include "backends/cuda/stream.h"
 #include "backends/platforms.h"
-#include "base/hash.h"
-#include "base/json.h"
+#include "bench.h"
 #include "ops/kernel_table.h"
-#include "ops/select.h"
 
 // Linear layers of Qwen3.6-27B in block FP8 on one NVIDIA GPU: each alone and in sequence, decode and prompt rows, beside the read rate measured in the same run.
-// Weights are random and of several layers, more than the L2 cache holds. Times are medians of events around recorded launches.
+// Then attention, gdn_mix and the sampler. Weights are random and of several layers, more than the L2 cache holds. Times are medians of events around recorded launches.
 //
-//   bench_cuda [results.json]
+//   bench_cuda [--only linears|mixers] [--kernel OP=CANDIDATE]... [results.json]
 
 namespace quern {
 namespace {
@@ -22,65 +19,7 @@ namespace {
 using ops::TensorView, ops::WeightScheme;
 
 constexpr int64_t kHidden = 5120, kWidth = 17408, kQkv = 10240, kZ = 6144, kHeads = 48, kVocab = 248320;
-constexpr int kLayers = 24, kRepeats = 7;
-
-class Bench {
- public:
-  explicit Bench(std::unique_ptr<ops::Device> device) : device_(std::move(device)), stream_(device_->make_stream().value()) {}
-
-  ops::Device& device() { return *device_; }
-  cuda::Stream& stream() { return cuda::cuda_stream(*stream_); }
-  TensorView tensor(DType dtype, const Shape& shape) {
-    buffers_.push_back(device_->allocate(static_cast<size_t>(shape.num_elements()) * dtype_size(dtype), "bench").value());
-    return {buffers_.back().get(), 0, dtype, shape};
-  }
-  /// Random bytes, without the NaN of e4m3 and with bf16 below 4.
-  TensorView random(DType dtype, const Shape& shape) {
-    const TensorView view = tensor(dtype, shape);
-    std::vector<uint64_t> values((view.size_bytes() + 7) / 8);
-    SplitMix64 bits(values.size());
-    const uint64_t mask = dtype == DType::kBF16 ? 0xbfffbfffbfffbfffu : 0xbfbfbfbfbfbfbfbfu;
-    for (uint64_t& value : values) value = bits.next() & mask;
-    stream().copy_to_device(values.data(), view);
-    CHECK(stream().finish().has_value());
-    return view;
-  }
-  TensorView filled(const Shape& shape, float value) {
-    const TensorView view = tensor(DType::kF32, shape);
-    const std::vector<float> values(static_cast<size_t>(shape.num_elements()), value);
-    stream().copy_to_device(values.data(), view);
-    CHECK(stream().finish().has_value());
-    return view;
-  }
-  ops::LinearSource weight(int64_t out, int64_t in, WeightScheme scheme) {
-    ops::LinearSource source{{out, in, scheme}, random(stored_dtype(scheme), {out, in}), {}};
-    if (ops::is_fp8(scheme)) source.scale = filled({(out + 127) / 128, (in + 127) / 128}, 1e-4f);
-    return source;
-  }
-  /// Median seconds of what `enqueue` enqueues.
-  template <class Enqueue>
-  double seconds(const Enqueue& enqueue) {
-    stream().begin_recording();
-    enqueue();
-    const auto graph = stream().end_recording().value();
-    auto begin = cuda::Event::create(stream().context(), true).value(), end = cuda::Event::create(stream().context(), true).value();
-    std::vector<double> times;
-    for (int i = 0; i < kRepeats + 2; ++i) {
-      stream().record(begin);
-      stream().replay(*graph);
-      stream().record(end);
-      const double time = stream().seconds_between(begin, end).value();
-      if (i >= 2) times.push_back(time);
-    }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-  }
-
- private:
-  std::unique_ptr<ops::Device> device_;
-  std::unique_ptr<ops::Stream> stream_;
-  std::vector<std::unique_ptr<ops::Buffer>> buffers_;
-};
+constexpr int kLayers = 24;
 
 /// One op: its kernel, packed weights of kLayers layers, and how to enqueue one of them.
 template <class Op>
@@ -92,9 +31,10 @@ struct Layers {
   double flops = 0;         // of a layer and row
 
   template <class Weights>
-  Layers(Bench& bench, const typename Op::Problem& problem, const Weights& weights, int layers, std::initializer_list<ops::LinearShape> shapes) {
-    const auto choice = ops::select(backends::kernel_table(ops::Platform::kCuda).list<Op>(), problem, bench.device().traits());
-    CHECK(choice.chosen != nullptr);
+  Layers(Bench& bench, const ops::SelectionRules& rules, const typename Op::Problem& problem, const Weights& weights, int layers,
+         std::initializer_list<ops::LinearShape> shapes) {
+    const auto choice = ops::select(backends::kernel_table(ops::Platform::kCuda).list<Op>(), problem, bench.device().traits(), rules);
+    CHECK_MSG(choice.chosen != nullptr, fmt::format("no kernel takes {}", Op::kName));
     candidate = choice.chosen->name;
     kernel = choice.chosen->make(problem, bench.device()).value();
     for (int i = 0; i < layers; ++i) {
@@ -109,43 +49,18 @@ struct Layers {
   }
 };
 
-int run(const char* file) {
-  auto device = backends::open_device("cuda", {});
-  if (!device) {
-    fmt::print(stderr, "{}\n", device.error().message);
-    return 1;
-  }
-  Bench bench(std::move(*device));
-  Json results;
-  results["device"] = bench.device().traits().name;
-
-  double read_limit = 0;
-  {
-    auto& cuda_device = cuda::cuda_device(bench.device());
-    const auto read = cuda_device.function<cuda::ReadArgs>("bandwidth", "read_once").value();
-    const TensorView memory = bench.tensor(DType::kU8, {int64_t{4} << 30}), unlikely = bench.tensor(DType::kU8, {256});
-    for (const unsigned blocks : {4u, 8u, 16u}) {
-      const double seconds = bench.seconds([&] {
-        bench.stream().launch(read, {.grid = {blocks * static_cast<unsigned>(cuda_device.num_sms())}, .block = {512}},
-                              cuda::ReadArgs{memory.data<void>(), int64_t{4} << 30, unlikely.data<uint32_t>()});
-      });
-      read_limit = std::max(read_limit, static_cast<double>(int64_t{4} << 30) / seconds);
-    }
-  }
-  results["read_limit_gb_s"] = read_limit / 1e9;
-  fmt::print("{}: reads {:.0f} GB/s\n", bench.device().traits().name, read_limit / 1e9);
-
+void bench_linears(Bench& bench, double read_limit, const ops::SelectionRules& rules, Json& results) {
   const WeightScheme fp8 = WeightScheme::kFp8Block, bf16 = WeightScheme::kBF16;
   const auto qkv = bench.weight(kQkv, kHidden, fp8), z = bench.weight(kZ, kHidden, fp8), b = bench.weight(kHeads, kHidden, bf16), a = bench.weight(kHeads, kHidden, bf16);
   const auto gate = bench.weight(kWidth, kHidden, fp8), up = bench.weight(kWidth, kHidden, fp8), down = bench.weight(kHidden, kWidth, fp8);
   const auto out = bench.weight(kHidden, kZ, fp8), head = bench.weight(kVocab, kHidden, bf16);
   const TensorView norm = bench.filled({kHidden}, 0.1f);
-  const Layers<ops::GdnIn> gdn_in(bench, {kHidden, qkv.shape, z.shape, b.shape, a.shape}, ops::GdnIn::Weights{norm, qkv, z, b, a}, kLayers,
+  const Layers<ops::GdnIn> gdn_in(bench, rules, {kHidden, qkv.shape, z.shape, b.shape, a.shape}, ops::GdnIn::Weights{norm, qkv, z, b, a}, kLayers,
                                   {qkv.shape, z.shape, b.shape, a.shape});
-  const Layers<ops::OutResidual> out_residual(bench, {out.shape}, out, kLayers, {out.shape});
-  const Layers<ops::MlpIn> mlp_in(bench, {kHidden, kWidth, gate.shape, up.shape}, ops::MlpIn::Weights{norm, gate, up}, kLayers, {gate.shape, up.shape});
-  const Layers<ops::DownResidual> down_residual(bench, {down.shape}, down, kLayers, {down.shape});
-  const Layers<ops::Head> lm_head(bench, {kHidden, kVocab, head.shape}, head, 1, {head.shape});
+  const Layers<ops::OutResidual> out_residual(bench, rules, {out.shape}, out, kLayers, {out.shape});
+  const Layers<ops::MlpIn> mlp_in(bench, rules, {kHidden, kWidth, gate.shape, up.shape}, ops::MlpIn::Weights{norm, gate, up}, kLayers, {gate.shape, up.shape});
+  const Layers<ops::DownResidual> down_residual(bench, rules, {down.shape}, down, kLayers, {down.shape});
+  const Layers<ops::Head> lm_head(bench, rules, {kHidden, kVocab, head.shape}, head, 1, {head.shape});
   results["candidates"] = {{"gdn_in", gdn_in.candidate}, {"out_residual", out_residual.candidate}, {"mlp_in", mlp_in.candidate},
                            {"down_residual", down_residual.candidate}, {"head", lm_head.candidate}};
 
@@ -221,6 +136,36 @@ int run(const char* file) {
     add("mlp_in", each(do_mlp_in), mlp_in.stored_bytes, mlp_in.flops);
     add("down_residual", each(do_down), down_residual.stored_bytes, down_residual.flops);
   }
+}
+
+int run(const char* file, std::string_view only, const ops::SelectionRules& rules) {
+  auto device = backends::open_device("cuda", {});
+  if (!device) {
+    fmt::print(stderr, "{}\n", device.error().message);
+    return 1;
+  }
+  Bench bench(std::move(*device));
+  Json results;
+  results["device"] = bench.device().traits().name;
+
+  double read_limit = 0;
+  {
+    auto& cuda_device = cuda::cuda_device(bench.device());
+    const auto read = cuda_device.function<cuda::ReadArgs>("bandwidth", "read_once").value();
+    const TensorView memory = bench.tensor(DType::kU8, {int64_t{4} << 30}), unlikely = bench.tensor(DType::kU8, {256});
+    for (const unsigned blocks : {4u, 8u, 16u}) {
+      const double seconds = bench.seconds([&] {
+        bench.stream().launch(read, {.grid = {blocks * static_cast<unsigned>(cuda_device.num_sms())}, .block = {512}},
+                              cuda::ReadArgs{memory.data<void>(), int64_t{4} << 30, unlikely.data<uint32_t>()});
+      });
+      read_limit = std::max(read_limit, static_cast<double>(int64_t{4} << 30) / seconds);
+    }
+  }
+  results["read_limit_gb_s"] = read_limit / 1e9;
+  fmt::print("{}: reads {:.0f} GB/s\n", bench.device().traits().name, read_limit / 1e9);
+
+  if (only != "mixers") bench_linears(bench, read_limit, rules, results);
+  if (only != "linears") bench_mixers(bench, read_limit, rules, results);
   if (file != nullptr) std::ofstream(file) << results.dump(1) << "\n";
   return 0;
 }
@@ -228,4 +173,23 @@ int run(const char* file) {
 }  // namespace
 }  // namespace quern
 
-int main(int argc, char** argv) { return quern::run(argc > 1 ? argv[1] : nullptr); }
+int main(int argc, char** argv) {
+  const char* file = nullptr;
+  std::string_view only;
+  quern::ops::SelectionRules rules;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--only" && i + 1 < argc) {
+      only = argv[++i];
+    } else if (const std::string_view choice = i + 1 < argc ? argv[i + 1] : ""; argument == "--kernel" && choice.find('=') != std::string_view::npos) {
+      rules.forced.emplace(choice.substr(0, choice.find('=')), choice.substr(choice.find('=') + 1));
+      ++i;
+    } else if (argument.starts_with("-") || file != nullptr || (!only.empty() && only != "linears" && only != "mixers")) {
+      fmt::print(stderr, "usage: bench_cuda [--only linears|mixers] [--kernel OP=CANDIDATE]... [results.json]\n");
+      return 2;
+    } else {
+      file = argv[i];
+    }
+  }
+  return quern::run(file, only, rules);
+}

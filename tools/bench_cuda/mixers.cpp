@@ -1,0 +1,212 @@
+#include <fmt/format.h>
+
+#include "backends/platforms.h"
+#include "bench.h"
+#include "ops/kernel_table.h"
+#include "ops/sample.h"
+
+namespace quern {
+namespace {
+
+using ops::TensorView;
+
+constexpr int64_t kKHeads = 16, kVHeads = 48, kGdnDim = 128, kQHeads = 24, kKvHeads = 4, kHeadDim = 256, kVocab = 248320, kTokens = 248077, kDrafts = 3;
+constexpr int kLayers = 8;  // whose states together are more than the L2 cache holds
+
+/// The tables of a step in which each of `num_runs` sequences has `rows` rows at index `cursor`.
+struct Step {
+  std::vector<ops::RowRun> runs;
+  ops::Rows rows;
+  Step(Bench& bench, int32_t num_runs, int32_t num_rows, int32_t cursor, ops::RowKind kind, const TensorView& block_tables) {
+    std::vector<ops::RunEntry> entries(static_cast<size_t>(num_runs));
+    std::vector<int32_t> row_runs(static_cast<size_t>(num_runs * num_rows)), indices;
+    for (int32_t r = 0; r < num_runs; ++r) {
+      runs.push_back({r, r * num_rows, num_rows, kind, kind == ops::RowKind::kPrompt || num_rows == 1});
+      for (int32_t i = 0; i < num_rows; ++i) indices.push_back(cursor + i);
+    }
+    ops::fill_run_tables(runs, entries, row_runs);
+    std::vector<int32_t> table;
+    for (const ops::RunEntry& entry : entries) table.insert(table.end(), {entry.slot, entry.first_row, entry.num_rows, entry.flags});
+    rows.num_rows = num_runs * num_rows;
+    rows.runs = runs;
+    rows.run_table = bench.ints({num_runs, ops::kRunFields}, table);
+    rows.row_runs = bench.ints({rows.num_rows}, row_runs);
+    rows.given_tokens = rows.tokens = rows.indices = bench.ints({rows.num_rows}, indices);
+    rows.run_positions = bench.tensor(DType::kI32, {num_runs, 3});
+    rows.positions = bench.tensor(DType::kI32, {rows.num_rows, 3});
+    rows.slots.cursor = bench.ints({num_runs}, std::vector<int32_t>(static_cast<size_t>(num_runs), cursor));
+    rows.slots.boundary = bench.ints({num_runs}, std::vector<int32_t>(static_cast<size_t>(num_runs), cursor / 64 * 64));
+    rows.slots.last_token = bench.tensor(DType::kI32, {num_runs});
+    rows.slots.position_delta = bench.tensor(DType::kI32, {num_runs});
+    rows.slots.drafts = bench.tensor(DType::kI32, {num_runs, kDrafts});
+    rows.slots.block_tables = block_tables;
+  }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+};
+
+template <class Op>
+std::unique_ptr<typename Op::Kernel> make(Bench& bench, const ops::SelectionRules& rules, const typename Op::Problem& problem, Json& results) {
+  const auto choice = ops::select(backends::kernel_table(ops::Platform::kCuda).list<Op>(), problem, bench.device().traits(), rules);
+  CHECK_MSG(choice.chosen != nullptr, fmt::format("no kernel takes {}", Op::kName));
+  results["candidates"][std::string(Op::kName)] = choice.chosen->name;
+  return choice.chosen->make(problem, bench.device()).value();
+}
+
+class Mixers {
+ public:
+  Mixers(Bench& bench, double read_limit, const ops::SelectionRules& rules, Json& results) : bench_(bench), read_limit_(read_limit), rules_(rules), results_(results) {}
+
+  void gdn_mix() {
+    ops::GdnMix::Problem problem;
+    problem.num_k_heads = kKHeads;
+    problem.num_v_heads = kVHeads;
+    problem.d_k = problem.d_v = kGdnDim;
+    for (int32_t head = 0; head < kVHeads; ++head) problem.k_head.push_back(head / static_cast<int32_t>(kVHeads / kKHeads));
+    problem.k_max = kDrafts;
+    const auto kernel = make<ops::GdnMix>(bench_, rules_, problem, results_);
+    const int64_t channels = (2 * kKHeads + kVHeads) * kGdnDim;
+    const auto packed = bench_.device().allocate(kernel->packed_bytes(), "weights").value();
+    kernel->pack({bench_.random(DType::kBF16, {channels, 4}), bench_.filled({kVHeads}, -3), bench_.filled({kVHeads}, 0.5f), bench_.filled({kGdnDim}, 1)}, *packed,
+                 bench_.stream());
+    for (const auto& [runs, rows] : {std::pair{1, 1}, {1, 4}, {4, 1}, {16, 1}, {16, 4}, {64, 1}, {256, 1}}) mix(*kernel, *packed, channels, runs, rows, 1056, ops::RowKind::kDecode);
+    for (const int rows : {512, 1024, 2048, 8192}) mix(*kernel, *packed, channels, 1, rows, 0, ops::RowKind::kPrompt);
+    mix(*kernel, *packed, channels, 4, 512, 0, ops::RowKind::kPrompt);
+  }
+
+  void attention() {
+    ops::Attention::Problem problem{kQHeads, kKvHeads, kHeadDim, {}};
+    for (int32_t head = 0; head < kQHeads; ++head) problem.kv_head.push_back(head / static_cast<int32_t>(kQHeads / kKvHeads));
+    const auto kernel = make<ops::Attention>(bench_, rules_, problem, results_);
+    for (const auto& [runs, rows, context] : {std::tuple{1, 1, 1024}, {1, 4, 1024}, {16, 1, 1024}, {64, 1, 1024}, {256, 1, 1024}, {1, 1, 131072 - 64}})
+      attend(*kernel, runs, rows, context, ops::RowKind::kDecode);
+    for (const int rows : {512, 1024, 2048, 8192}) attend(*kernel, 1, rows, 0, ops::RowKind::kPrompt);
+  }
+
+  void sample() {
+    const auto kernel = make<ops::Sample>(bench_, rules_, {kVocab, kTokens, kDrafts}, results_);
+    for (const int runs : {1, 16, 64, 256}) {
+      const TensorView logits = normals(runs * (kDrafts + 1));
+      const Step step(bench_, runs, 1, 1056, ops::RowKind::kDecode, {});
+      ops::SamplerTables tables;
+      tables.params = bench_.tensor(DType::kU8, {runs, static_cast<int64_t>(sizeof(ops::SlotSampling))});
+      tables.counts = bench_.tensor(DType::kI32, {runs, kVocab});
+      tables.in_prompt = bench_.tensor(DType::kU8, {runs, kVocab});
+      const int64_t per_run = kDrafts + 1, width = 1 + ops::kMaxLogprobs;
+      const ops::SampleOutput out{bench_.tensor(DType::kI32, {runs, per_run}), bench_.tensor(DType::kI32, {runs}), bench_.tensor(DType::kI32, {runs}),
+                                  bench_.tensor(DType::kF32, {runs, per_run, width}), bench_.tensor(DType::kI32, {runs, per_run, width}), bench_.tensor(DType::kI32, {runs, per_run})};
+      ops::Launch launch{bench_.stream(), bench_.tensor(DType::kU8, {static_cast<int64_t>(std::max<size_t>(kernel->workspace_bytes(runs * per_run), 64))})};
+      ops::SamplingParams greedy, plain, usual, nucleus;
+      greedy.temperature = 0;
+      usual.temperature = 0.7f;
+      usual.top_k = 20;
+      usual.top_p = nucleus.top_p = 0.95f;
+      for (const auto& [name, params] : {std::pair{"sample greedy", greedy}, {"sample T 1", plain}, {"sample T .7 k 20 p .95", usual}, {"sample p .95", nucleus}})
+        for (const int draws : {1, static_cast<int>(per_run)}) {
+          std::vector<ops::SlotSampling> slots(static_cast<size_t>(runs), ops::to_slot_sampling(params));
+          bench_.stream().copy_to_device(slots.data(), tables.params);
+          std::vector<int32_t> entries;
+          for (int32_t r = 0; r < runs; ++r)  // with drafts: all count as accepted
+            entries.insert(entries.end(), {r, draws, r * draws, draws > 1 ? ops::kSyntheticAcceptance + static_cast<int32_t>(kDrafts) : 0, -1});
+          const TensorView table = bench_.ints({runs, ops::kSampleRunFields}, entries);
+          add(fmt::format("{}, {} draws", name, draws), runs, ops::RowKind::kDecode,
+              bench_.seconds([&] { kernel->enqueue(table, logits, {}, tables, step.rows.slots, out, launch); }), static_cast<double>(runs) * draws * kVocab * 4, 0);
+        }
+      bench_.release();
+    }
+  }
+
+ private:
+  /// Logits about as a model has them.
+  TensorView normals(int64_t rows) {
+    std::vector<float> values(static_cast<size_t>(kVocab));
+    SplitMix64 bits(3);
+    for (float& value : values) {
+      float sum = 0;
+      for (int i = 0; i < 4; ++i) sum += static_cast<float>(bits.next() >> 40) * 0x1p-24f - 0.5f;
+      value = 5 * sum;
+    }
+    const TensorView view = bench_.tensor(DType::kF32, {rows, kVocab});
+    for (int64_t row = 0; row < rows; ++row) bench_.stream().copy_to_device(values.data(), view.at(row));
+    CHECK(bench_.stream().finish().has_value());
+    return view;
+  }
+
+  void mix(const ops::GdnMix::Kernel& kernel, const ops::Buffer& packed, int64_t channels, int runs, int rows, int cursor, ops::RowKind kind) {
+    const Step step(bench_, runs, rows, cursor, kind, {});
+    const int64_t n = step.rows.num_rows, ring = 64 + kDrafts + 1, window = 3 + kDrafts + 1;
+    std::vector<ops::GdnStateView> states;
+    for (int i = 0; i < kLayers; ++i) {
+      ops::GdnStateView& s = states.emplace_back();
+      s.state = bench_.tensor(DType::kF32, {runs, kVHeads, kGdnDim, kGdnDim});
+      s.ring_k = bench_.tensor(DType::kF32, {runs, ring, kKHeads, kGdnDim});
+      s.ring_u = bench_.tensor(DType::kF32, {runs, ring, kVHeads, kGdnDim});
+      s.ring_g = bench_.tensor(DType::kF32, {runs, ring, kVHeads});
+      s.conv_window = bench_.tensor(DType::kBF16, {runs, window, channels});
+      s.boundary_columns = bench_.tensor(DType::kBF16, {runs, 3, channels});
+    }
+    const ops::GdnInputs in{bench_.random(DType::kBF16, {n, channels}), bench_.random(DType::kBF16, {n, kVHeads * kGdnDim}), bench_.random(DType::kBF16, {n, kVHeads}),
+                            bench_.random(DType::kBF16, {n, kVHeads})};
+    const ops::Activation out{ops::ActivationLayout::kPlain, bench_.tensor(DType::kBF16, {n, kVHeads * kGdnDim}), {}};
+    ops::Launch launch = launch_for(kernel, n);
+    const double seconds = bench_.seconds([&] {
+                             for (const ops::GdnStateView& state : states) kernel.enqueue(step.rows, in, packed, state, out, launch);
+                           }) /
+                           kLayers;
+    // The recurrent form's useful work: two products with the state and one update of it a row.
+    add("gdn_mix", runs, kind, seconds, static_cast<double>(runs * kVHeads * kGdnDim * kGdnDim * 4), 6.0 * static_cast<double>(n * kVHeads * kGdnDim * kGdnDim), rows);
+    bench_.release();
+  }
+
+  void attend(const ops::Attention::Kernel& kernel, int runs, int rows, int context, ops::RowKind kind) {
+    const int64_t blocks = (context + rows + 63) / 64;
+    std::vector<int32_t> table;
+    for (int64_t i = 0; i < runs * blocks; ++i) table.push_back(static_cast<int32_t>(i));
+    const Step step(bench_, runs, rows, context, kind, bench_.ints({runs, blocks}, table));
+    const int64_t n = step.rows.num_rows;
+    std::vector<ops::KvCacheView> caches;
+    for (int i = 0; i < kLayers; ++i) {
+      ops::KvCacheView& kv = caches.emplace_back();
+      kv.k = bench_.tensor(DType::kBF16, {runs * blocks, kKvHeads, 64, kHeadDim});
+      kv.v = bench_.tensor(DType::kBF16, {runs * blocks, kKvHeads, 64, kHeadDim});
+    }
+    const TensorView query = bench_.random(DType::kBF16, {n, kQHeads, kHeadDim}), gate = bench_.random(DType::kBF16, {n, kQHeads, kHeadDim});
+    const ops::Activation out{ops::ActivationLayout::kPlain, bench_.tensor(DType::kBF16, {n, kQHeads * kHeadDim}), {}};
+    ops::Launch launch = launch_for(kernel, n);
+    const double seconds = bench_.seconds([&] {
+                             for (const ops::KvCacheView& kv : caches) kernel.enqueue(step.rows, query, gate, kv, 0, out, launch);
+                           }) /
+                           kLayers;
+    const double keys = context + (rows + 1) / 2.0;  // of a row, on average
+    add(fmt::format("attention at {}", context), runs, kind, seconds, static_cast<double>(runs) * (context + rows) * kKvHeads * kHeadDim * 4,
+        4.0 * static_cast<double>(n * kQHeads * kHeadDim) * keys, rows);
+    bench_.release();
+  }
+
+  ops::Launch launch_for(const ops::Kernel& kernel, int64_t rows) {
+    return {bench_.stream(), bench_.tensor(DType::kU8, {static_cast<int64_t>(std::max<size_t>(kernel.workspace_bytes(rows), 64))})};
+  }
+  void add(std::string_view what, int runs, ops::RowKind kind, double seconds, double bytes, double flops, int rows = 1) {
+    const char* name = kind == ops::RowKind::kPrompt ? "P" : "D";
+    results_["results"].push_back({{"what", what}, {"kind", name}, {"runs", runs}, {"rows", rows}, {"us", seconds * 1e6}, {"gb_s", bytes / seconds / 1e9},
+                                   {"share_of_read_limit", bytes / seconds / read_limit_}, {"tflops", flops / seconds / 1e12}});
+    fmt::print("{} {:3} x {:4} rows  {:34} {:9.2f} us  {:6.0f} GB/s ({:.3f} of the read limit)  {:6.1f} TFLOPS\n", name, runs, rows, what, seconds * 1e6, bytes / seconds / 1e9,
+               bytes / seconds / read_limit_, flops / seconds / 1e12);
+  }
+
+  Bench& bench_;
+  double read_limit_;
+  const ops::SelectionRules& rules_;
+  Json& results_;
+};
+
+}  // namespace
+
+void bench_mixers(Bench& bench, double read_limit, const ops::SelectionRules& rules, Json& results) {
+  Mixers mixers(bench, read_limit, rules, results);
+  mixers.gdn_mix();
+  mixers.attention();
+  mixers.sample();
+}
+
+}  // namespace quern
