@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -23,6 +24,9 @@ struct EngineOptions {
   SpeculationOptions speculation;
 };
 
+/// Steps are counted by how many rows they compute: at most 1, 8, 16, ... or more than all of these.
+inline constexpr std::array<int64_t, 13> kStepRowBounds{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+
 /// Counters and gauges, sampled at one moment.
 struct EngineStats {
   int32_t num_running = 0, num_waiting = 0;
@@ -40,6 +44,7 @@ struct EngineStats {
   SpeculationCounts speculation;
   int32_t max_draft_tokens = 0;  // of a sequence and step
   uint64_t computed_rows = 0, discarded_rows = 0;
+  std::array<uint64_t, kStepRowBounds.size() + 1> steps_by_rows{};
   uint64_t requests_stop = 0, requests_length = 0, requests_cancelled = 0, requests_error = 0;
   double device_seconds = 0, host_seconds = 0;  // time in steps, and of the engine thread between them
 };

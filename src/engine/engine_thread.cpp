@@ -167,6 +167,8 @@ void EngineThread::handle(worker::StepResult result) {
   in_flight_.pop_front();
   CHECK(result.step == step.step);
   ++stats_.num_steps;
+  const auto bucket = std::lower_bound(kStepRowBounds.begin(), kStepRowBounds.end(), result.computed_rows);
+  ++stats_.steps_by_rows[static_cast<size_t>(bucket - kStepRowBounds.begin())];
   stats_.computed_rows += static_cast<uint64_t>(result.computed_rows);
   stats_.device_seconds += result.device_seconds;
   if (result.error) {
@@ -244,6 +246,8 @@ void EngineThread::finish(Sequence& sequence, Finish finish, TokenEvent event) {
   finish.usage = {.prompt_tokens = sequence.num_prompt(),
                   .completion_tokens = std::min(sequence.num_generated(), sequence.token_limit),
                   .cached_tokens = sequence.cached_tokens.value_or(0)};
+  const auto waited_until = sequence.first_admitted.value_or(std::chrono::steady_clock::now());
+  finish.queue_seconds = std::chrono::duration<double>(waited_until - sequence.submitted).count();
   stats_.prompt_tokens += static_cast<uint64_t>(finish.usage.prompt_tokens);
   stats_.generation_tokens += static_cast<uint64_t>(finish.usage.completion_tokens);
   stats_.unfinished_generation_tokens -= sequence.generated.size();

@@ -46,6 +46,7 @@ struct Finish {
   std::optional<int32_t> stop_token;  // kStop: the id that ended the output; it is part of the tokens
   std::optional<Error> error;         // kError
   Usage usage;
+  double queue_seconds = 0;  // from submission until it was first given a place among those that run, or until its end
 };
 
 /// News of one request, in order; the last one has `finish`. What arrives before the last event was read is joined to it.

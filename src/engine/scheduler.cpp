@@ -304,6 +304,7 @@ Scheduler::Admission Scheduler::admit_one(Sequence& sequence) {
   waiting_.erase(&sequence);
   running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, RunsBefore{}), &sequence);
   sequence.state = SequenceState::kRunning;
+  if (!sequence.first_admitted) sequence.first_admitted = std::chrono::steady_clock::now();
   sequence.num_replayed = sequence.planned_tokens = sequence.num_generated();
   sequence.slot = slots_.acquire();
   prefix_cache_.admit(sequence, std::move(hit));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -61,6 +62,9 @@ struct Sequence {
   uint64_t id = 0;  // order of arrival
   GenerationRequest request;
   std::shared_ptr<EventChannel> events;
+
+  std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
+  std::optional<std::chrono::steady_clock::time_point> first_admitted;
 
   // What is known.
   std::vector<int32_t> generated;

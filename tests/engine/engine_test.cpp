@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -72,6 +73,19 @@ TEST_P(EngineWith, ComputesOnlyThePromptWhenMaxTokensIsZero) {
   EXPECT_EQ(all.finish->reason, FinishReason::kLength);
   EXPECT_EQ(all.finish->usage.completion_tokens, 0);
   EXPECT_EQ(engine->stats().computed_rows, 150u);
+}
+
+TEST_P(EngineWith, TellsHowLongARequestWaitedAndHowManyRowsItsStepsHad) {
+  EngineSetup one_at_a_time = setup();
+  one_at_a_time.options.max_num_seqs = 1;
+  RunningEngine engine(one_at_a_time);
+  const auto first = engine.submit(make_request(make_prompt(100, 1), 60)), second = engine.submit(make_request(make_prompt(100, 2), 5));
+  const TokenEvent end_of_first = read_all(*first), end_of_second = read_all(*second);
+  EXPECT_GE(end_of_first.finish->queue_seconds, 0);
+  EXPECT_GT(end_of_second.finish->queue_seconds, end_of_first.finish->queue_seconds) << "it waited for all steps of the first";
+  const EngineStats stats = engine->stats();
+  EXPECT_EQ(std::accumulate(stats.steps_by_rows.begin(), stats.steps_by_rows.end(), uint64_t{0}), stats.num_steps);
+  EXPECT_GE(stats.steps_by_rows[5], 1u) << "the prompts: 65 to 128 rows";
 }
 
 TEST_P(EngineWith, GivesEachRequestTheSameTextAloneAndInAnyCompanyAndOrder) {
