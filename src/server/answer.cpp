@@ -17,6 +17,8 @@ class WholeAnswer final : public DeferredResponse {
         outputs_(static_cast<size_t>(generation_->num_choices())) {}
 
   void on_ready(std::function<void()> wake) override { generation_->on_ready(wake); }
+  [[nodiscard]] std::chrono::steady_clock::time_point deadline() const override { return generation_->deadline(); }
+  void describe(RequestFacts& facts) const override { generation_->describe(facts); }
 
   std::optional<HttpResponse> poll() override {
     const bool running = generation_->advance(
@@ -47,6 +49,8 @@ class StreamedAnswer final : public EventStream {
   }
 
   void on_ready(std::function<void()> wake) override { generation_->on_ready(wake); }
+  [[nodiscard]] std::chrono::steady_clock::time_point deadline() const override { return generation_->deadline(); }
+  void describe(RequestFacts& facts) const override { generation_->describe(facts); }
 
   bool read(std::string& out) override {
     if (!std::exchange(begun_, true)) {
@@ -74,6 +78,7 @@ class StreamedAnswer final : public EventStream {
 }  // namespace
 
 HttpAnswer make_answer(ServicePtr service, std::unique_ptr<Generation> generation, std::unique_ptr<OutputFormat> format, bool stream) {
+  generation->limit_time(service->context.time_limits);
   if (stream) {
     std::unique_ptr<EventStream> answer = std::make_unique<StreamedAnswer>(std::move(service), std::move(generation), std::move(format));
     return answer;

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "server/error_body.h"
+#include "server/trace_context.h"
 
 namespace quern::server {
 namespace {
@@ -36,17 +37,35 @@ const Route* find_route(std::string_view path) {
   return nullptr;
 }
 
-/// Takes the same time for every wrong key of one length.
-bool equal_keys(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i]);
-  return difference == 0;
-}
-
 HttpResponse json_response(int status, Json body) { return HttpResponse{status, dump_json(body)}; }
 
+HttpResponse wrong_key() {
+  return error_response(make_error(ErrorCode::kUnauthenticated,
+                                   "the API key is missing or wrong; send it as \"Authorization: Bearer KEY\" or \"x-api-key: KEY\""),
+                        "invalid_api_key");
+}
+
+bool has_body(const HttpRequest& request) {
+  const std::string_view length = request.header("Content-Length");
+  return !request.header("Transfer-Encoding").empty() || length.find_first_not_of('0') != std::string_view::npos;
+}
+
 }  // namespace
+
+Result<std::unique_ptr<Api>> Api::make(ApiOptions options) {
+  ASSIGN_OR_RETURN(ApiKeys keys, ApiKeys::make(options.api_keys));
+  ASSIGN_OR_RETURN(Cors cors, Cors::make(options.cors));
+  if (options.max_requests_per_key > 0 && keys.empty()) {
+    return invalid_argument("--max-requests-per-key needs keys to tell clients apart; --api-key or --api-key-file gives them");
+  }
+  options.api_keys.clear();
+  return std::unique_ptr<Api>(new Api(std::move(options), std::move(keys), std::move(cors)));
+}
+
+void Api::set_server_stats(std::function<std::pair<HttpStats, uint64_t>()> http_stats_and_dropped_lines) {
+  const std::lock_guard lock(mutex_);
+  server_stats_ = std::move(http_stats_and_dropped_lines);
+}
 
 void Api::set_service(ServicePtr service) {
   const std::lock_guard lock(mutex_);
@@ -58,12 +77,28 @@ HttpAnswer Api::handle(const HttpRequest& request) const {
     const std::lock_guard lock(mutex_);
     return service_;
   }();
-  HttpAnswer answer = route(request, service);
+  HttpAnswer answer = HttpResponse{};
+  if (auto preflight = cors_.preflight(request)) {
+    answer = std::move(*preflight);
+  } else {
+    answer = route(request, service);
+    add_headers(request, answer);
+  }
   if (const auto* response = std::get_if<HttpResponse>(&answer); response != nullptr && service != nullptr) {
     service->metrics.count_http_response(response->status);
   }
-  add_cors(request, answer);
   return answer;
+}
+
+std::optional<HttpResponse> Api::admit(const HttpRequest& request) const {
+  if (authorized(request)) return std::nullopt;
+  const Route* route = find_route(request.path);
+  const bool keyed = route != nullptr && route->endpoint != nullptr && request.method != "OPTIONS";
+  if (!keyed && !has_body(request)) return std::nullopt;
+  HttpAnswer answer = wrong_key();
+  if (route != nullptr) request.facts->route = route->path;
+  add_headers(request, answer);
+  return std::get<HttpResponse>(std::move(answer));
 }
 
 HttpAnswer Api::route(const HttpRequest& request, const ServicePtr& service) const {
@@ -71,6 +106,7 @@ HttpAnswer Api::route(const HttpRequest& request, const ServicePtr& service) con
   if (route == nullptr)
     return error_response(
         make_error(ErrorCode::kNotFound, "there is no {} here; docs/http-api.md lists what is", request.path.substr(0, 256)));
+  request.facts->route = route->path;
   const std::string allow = route->method == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
   if (request.method == "OPTIONS") {
     HttpResponse response{204, ""};
@@ -86,48 +122,54 @@ HttpAnswer Api::route(const HttpRequest& request, const ServicePtr& service) con
     if (request.path == "/health") return health(service);
     if (request.path == "/ready") return ready(service);
     if (request.path == "/version") return json_response(200, {{"version", options_.version}});
-    HttpResponse response;
-    response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-    if (service != nullptr) response.body = service->metrics.expose(service->context.engine->stats());
-    return response;
+    return metrics(service);
   }
-  if (!authorized(request)) {
-    return error_response(
-        make_error(ErrorCode::kUnauthenticated, "the API key is missing or wrong; send it as \"Authorization: Bearer KEY\""),
-        "invalid_api_key");
-  }
+  if (!authorized(request)) return wrong_key();
   if (service == nullptr) return error_response(make_error(ErrorCode::kUnavailable, "the model is still loading"));
   if (draining_) return error_response(make_error(ErrorCode::kUnavailable, "the server is shutting down"));
-  return route->endpoint(service, request);
+  std::shared_ptr<const void> place;
+  if (slots_.limit() > 0) {
+    place = slots_.take(static_cast<size_t>(request.facts->key_idx));
+    if (place == nullptr) {
+      http_metrics_.count_key_refused(request.facts->key_idx);
+      return error_response(429, fmt::format("this key has {} requests under way, which is its limit", slots_.limit()), "rate_limit_exceeded");
+    }
+  }
+  HttpAnswer answer = route->endpoint(service, request);
+  if (auto* deferred = std::get_if<std::unique_ptr<DeferredResponse>>(&answer)) (*deferred)->held = std::move(place);
+  if (auto* stream = std::get_if<std::unique_ptr<EventStream>>(&answer)) (*stream)->held = std::move(place);
+  return answer;
 }
 
 bool Api::authorized(const HttpRequest& request) const {
-  if (options_.api_keys.empty()) return true;
-  constexpr std::string_view kScheme = "Bearer ";
-  std::string_view header = request.header("Authorization");
-  if (header.size() < kScheme.size() || !equals_ignoring_case(header.substr(0, kScheme.size()), kScheme)) return false;
-  header.remove_prefix(kScheme.size());
-  bool found = false;
-  for (const std::string& key : options_.api_keys) found = equal_keys(header, key) || found;
-  return found;
+  if (keys_.empty()) return true;
+  const std::optional<int32_t> idx = keys_.find(request);
+  request.facts->key_idx = idx.value_or(-1);
+  return idx.has_value();
 }
 
-void Api::add_cors(const HttpRequest& request, HttpAnswer& answer) const {
-  const std::string_view origin = request.header("Origin");
-  if (origin.empty()) return;
-  const bool allowed = std::ranges::any_of(options_.allowed_origins, [&](const std::string& o) { return o == "*" || o == origin; });
-  if (!allowed) return;
-  std::vector<std::pair<std::string, std::string>> headers{{"Access-Control-Allow-Origin", std::string(origin)},
-                                                           {"Vary", "Origin"},
-                                                           {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"},
-                                                           {"Access-Control-Allow-Headers", "Authorization, Content-Type"}};
-  if (auto* response = std::get_if<HttpResponse>(&answer)) {
-    response->headers.insert(response->headers.end(), headers.begin(), headers.end());
-  } else if (auto* deferred = std::get_if<std::unique_ptr<DeferredResponse>>(&answer)) {
-    (*deferred)->headers = std::move(headers);
-  } else {
-    std::get<std::unique_ptr<EventStream>>(answer)->headers = std::move(headers);
+/// What an answer says beside its content: to pages in browsers, and to whoever follows a trace.
+void Api::add_headers(const HttpRequest& request, HttpAnswer& answer) const {
+  auto& headers = headers_of(answer);
+  for (auto& header : cors_.headers(request)) headers.push_back(std::move(header));
+  if (const auto sender = TraceContext::parse(request.header("traceparent"))) {
+    const TraceContext ours = sender->child();
+    request.facts->trace_id = ours.trace_id;
+    request.facts->span_id = ours.span_id;
+    headers.emplace_back("traceparent", ours.traceparent());
   }
+}
+
+HttpResponse Api::metrics(const ServicePtr& service) const {
+  HttpResponse response;
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  if (service != nullptr) response.body = service->metrics.expose(service->context.engine->stats());
+  const auto stats = [this] {
+    const std::lock_guard lock(mutex_);
+    return server_stats_ ? server_stats_() : std::pair<HttpStats, uint64_t>();
+  }();
+  response.body += http_metrics_.expose(stats.first, stats.second);
+  return response;
 }
 
 HttpResponse Api::health(const ServicePtr& service) const {

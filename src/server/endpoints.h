@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "server/generation.h"
 #include "server/generation_fields.h"
 #include "server/http_message.h"
 #include "server/metrics.h"
@@ -26,6 +27,7 @@ struct ServerContext {
   int32_t max_model_len = 0;                          // tokens of prompt and output
   SamplingDefaults sampling_defaults;
   std::vector<int32_t> eos_ids;
+  TimeLimits time_limits;
   std::optional<uint64_t> seed;  // requests without a seed get theirs from this and their order; else at random
 };
 

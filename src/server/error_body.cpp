@@ -6,9 +6,13 @@ namespace {
 std::string_view error_type(int status) {
   switch (status) {
     case 401: return "authentication_error";
+    case 403: return "permission_error";
     case 404: return "not_found_error";
+    case 408: return "timeout_error";
+    case 429: return "rate_limit_error";
     case 500: return "server_error";
     case 503: return "service_unavailable_error";
+    case 504: return "timeout_error";
     default: return "invalid_request_error";
   }
 }
@@ -34,7 +38,7 @@ int http_status(ErrorCode code) {
     case ErrorCode::kNotFound: return 404;
     case ErrorCode::kResourceExhausted: return 503;
     case ErrorCode::kUnavailable: return 503;
-    case ErrorCode::kCancelled: return 503;  // by the server: a client that left reads no status
+    case ErrorCode::kCancelled: return 504;  // by a time limit of the server: a client that left reads no status
     case ErrorCode::kInternal: return 500;
   }
   CHECK_UNREACHABLE();
@@ -49,9 +53,9 @@ HttpResponse error_response(const Error& error, std::string_view code) {
   return response;
 }
 
-HttpResponse error_response(int status, std::string_view message) {
-  HttpResponse response{status, dump_json(make_body(status, message, {}, {}))};
-  if (status == 503) response.headers.emplace_back("Retry-After", "1");
+HttpResponse error_response(int status, std::string_view message, std::string_view code) {
+  HttpResponse response{status, dump_json(make_body(status, message, {}, code))};
+  if (status == 503 || status == 429) response.headers.emplace_back("Retry-After", "1");
   return response;
 }
 

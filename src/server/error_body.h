@@ -15,6 +15,6 @@ int http_status(ErrorCode code);
 Json error_body(const Error& error, std::string_view code = {});
 HttpResponse error_response(const Error& error, std::string_view code = {});
 /// For statuses that no ErrorCode stands for, such as 405.
-HttpResponse error_response(int status, std::string_view message);
+HttpResponse error_response(int status, std::string_view message, std::string_view code = {});
 
 }  // namespace quern::server

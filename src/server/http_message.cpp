@@ -26,6 +26,12 @@ std::string_view HttpRequest::header(std::string_view name) const {
   return {};
 }
 
+std::vector<std::pair<std::string, std::string>>& headers_of(HttpAnswer& answer) {
+  if (auto* response = std::get_if<HttpResponse>(&answer)) return response->headers;
+  if (auto* deferred = std::get_if<std::unique_ptr<DeferredResponse>>(&answer)) return (*deferred)->headers;
+  return std::get<std::unique_ptr<EventStream>>(answer)->headers;
+}
+
 std::string_view http_reason(int status) {
   switch (status) {
     case 100: return "Continue";
@@ -33,12 +39,16 @@ std::string_view http_reason(int status) {
     case 204: return "No Content";
     case 400: return "Bad Request";
     case 401: return "Unauthorized";
+    case 403: return "Forbidden";
     case 404: return "Not Found";
     case 405: return "Method Not Allowed";
+    case 408: return "Request Timeout";
     case 413: return "Content Too Large";
+    case 429: return "Too Many Requests";
     case 431: return "Request Header Fields Too Large";
     case 500: return "Internal Server Error";
     case 503: return "Service Unavailable";
+    case 504: return "Gateway Timeout";
     default: return "Unknown";
   }
 }

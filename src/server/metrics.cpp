@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <mutex>
 #include <sstream>
 #include <utility>
@@ -55,6 +56,7 @@ struct Metrics::Families {
   Labels labels;
   prometheus::Registry registry;
   prometheus::Histogram *first_token, *inter_token, *per_output_token, *request_latency, *prompt_tokens, *generation_tokens;
+  prometheus::Histogram *queue, *prefill, *decode, *inference, *params_n, *params_max_tokens, *max_generation_tokens;
   prometheus::Family<prometheus::Counter>* http_responses;
 
   prometheus::Histogram* histogram(const char* name, const char* help, const Buckets& buckets) {
@@ -72,6 +74,14 @@ Metrics::Metrics(const std::string& model_name, int32_t max_model_len) : familie
   f.request_latency = f.histogram("vllm:e2e_request_latency_seconds", "From submission to the last token.", request_latency_buckets());
   f.prompt_tokens = f.histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", token_count_buckets(max_model_len));
   f.generation_tokens = f.histogram("vllm:request_generation_tokens", "Output tokens per request.", token_count_buckets(max_model_len));
+  f.queue = f.histogram("vllm:request_queue_time_seconds", "From submission to a place among those that run.", request_latency_buckets());
+  f.prefill = f.histogram("vllm:request_prefill_time_seconds", "From there to the first token.", request_latency_buckets());
+  f.decode = f.histogram("vllm:request_decode_time_seconds", "From the first token to the last.", request_latency_buckets());
+  f.inference = f.histogram("vllm:request_inference_time_seconds", "Both: all but the waiting.", request_latency_buckets());
+  f.params_n = f.histogram("vllm:request_params_n", "Choices per prompt, as asked for.", {1, 2, 5, 10, 20});
+  f.params_max_tokens = f.histogram("vllm:request_params_max_tokens", "Longest output, as asked for.", token_count_buckets(max_model_len));
+  f.max_generation_tokens = f.histogram("vllm:request_max_num_generation_tokens", "Output tokens of the longest choice of a request.",
+                                        token_count_buckets(max_model_len));
   f.http_responses = &prometheus::BuildCounter().Name("quern:http_responses_total").Help("HTTP responses by status.").Register(f.registry);
 }
 
@@ -83,12 +93,23 @@ void Metrics::observe_inter_token_latency(double seconds, int32_t num_tokens) {
   for (int32_t i = 0; i < num_tokens; ++i) families_->inter_token->Observe(seconds / num_tokens);
 }
 
-void Metrics::observe_finished(const OutputUsage& usage, double seconds, double decode_seconds) {
+void Metrics::observe_submitted(int32_t n, int32_t max_tokens) {
+  families_->params_n->Observe(n);
+  families_->params_max_tokens->Observe(max_tokens);
+}
+
+void Metrics::observe_longest_output(int32_t num_tokens) { families_->max_generation_tokens->Observe(num_tokens); }
+
+void Metrics::observe_finished(const OutputUsage& usage, const Times& times) {
   Families& f = *families_;
-  f.request_latency->Observe(seconds);
+  f.request_latency->Observe(times.seconds);
+  f.queue->Observe(times.queue_seconds);
+  f.inference->Observe(std::max(0.0, times.seconds - times.queue_seconds));
+  f.prefill->Observe(std::max(0.0, times.seconds - times.queue_seconds - times.decode_seconds));
+  f.decode->Observe(times.decode_seconds);
   f.prompt_tokens->Observe(usage.prompt_tokens);
   f.generation_tokens->Observe(usage.completion_tokens);
-  if (usage.completion_tokens > 1) f.per_output_token->Observe(decode_seconds / (usage.completion_tokens - 1));
+  if (usage.completion_tokens > 1) f.per_output_token->Observe(times.decode_seconds / (usage.completion_tokens - 1));
 }
 
 void Metrics::count_http_response(int status) {
@@ -133,12 +154,24 @@ std::string Metrics::expose(const engine::EngineStats& stats) const {
                                                                  {"length", stats.requests_length},
                                                                  {"abort", stats.requests_cancelled},
                                                                  {"error", stats.requests_error}}};
-  for (const auto& [reason, count] : reasons) {
+  for (const auto& [reason, requests] : reasons) {
     Labels labels = families_->labels;
     labels.emplace("finished_reason", reason);
-    success.metric.push_back(metric(labels, static_cast<double>(count), MetricType::Counter));
+    success.metric.push_back(metric(labels, static_cast<double>(requests), MetricType::Counter));
   }
   families.push_back(std::move(success));
+  MetricFamily iterations{"vllm:iteration_tokens_total", "Rows (tokens) per forward step.", MetricType::Histogram, {metric(families_->labels, 0, MetricType::Gauge)}};
+  prometheus::ClientMetric::Histogram& histogram = iterations.metric[0].histogram;
+  for (size_t i = 0; i < stats.steps_by_rows.size(); ++i) {
+    histogram.sample_count += stats.steps_by_rows[i];
+    const bool bounded = i < engine::kStepRowBounds.size();
+    histogram.bucket.push_back({histogram.sample_count, bounded ? static_cast<double>(engine::kStepRowBounds[i]) : std::numeric_limits<double>::infinity()});
+  }
+  histogram.sample_sum = static_cast<double>(stats.computed_rows);
+  families.push_back(std::move(iterations));
+  Labels cache = families_->labels;
+  cache.insert({{"block_size", "64"}, {"num_gpu_blocks", std::to_string(stats.num_blocks)}, {"num_cpu_blocks", std::to_string(stats.num_host_blocks)}});
+  families.push_back({"vllm:cache_config_info", "The KV cache, in labels.", MetricType::Gauge, {metric(cache, 1, MetricType::Gauge)}});
   add("quern:steps_total", "Forward steps.", MetricType::Counter, static_cast<double>(stats.num_steps));
   add("quern:computed_rows_total", "Rows (tokens) computed in steps.", MetricType::Counter, static_cast<double>(stats.computed_rows));
   add("quern:discarded_rows_total", "Rows computed after their request had ended.", MetricType::Counter,

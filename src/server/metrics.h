@@ -23,8 +23,17 @@ class Metrics {
   void observe_time_to_first_token(double seconds);
   /// `num_tokens` arrived together, `seconds` after those before.
   void observe_inter_token_latency(double seconds, int32_t num_tokens);
-  /// A request that ended by itself. `seconds`: since it was submitted; `decode_seconds`: since its first token.
-  void observe_finished(const OutputUsage& usage, double seconds, double decode_seconds);
+  /// A request that ended by itself.
+  struct Times {
+    double seconds = 0;         // since it was submitted
+    double queue_seconds = 0;   // of these: waiting
+    double decode_seconds = 0;  // of these: behind the first token
+  };
+  void observe_finished(const OutputUsage& usage, const Times& times);
+  /// Of the choices of one request, once all of them have ended.
+  void observe_longest_output(int32_t num_tokens);
+  /// A request with `n` choices a prompt, of max_tokens each.
+  void observe_submitted(int32_t n, int32_t max_tokens);
   void count_http_response(int status);
 
   /// The exposition text; counters and gauges of the engine are those of `stats`.

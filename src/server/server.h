@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "server/access_log.h"
 #include "server/api.h"
 #include "server/endpoints.h"
 #include "server/http_server.h"
@@ -16,25 +17,29 @@ namespace quern::server {
 struct ServerOptions {
   HttpOptions http;
   ApiOptions api;
+  AccessLogOptions access_log{.target = "", .left_out = {}};  // none
 };
 
 /// The OpenAI-compatible HTTP API of one model. Thread-safe.
 class Server {
  public:
   /// Listens at once: /health answers, everything that needs the model is 503 until set_ready().
-  /// Errors: see HttpServer::start. Warns when strangers can reach it without a key.
+  /// Errors: see HttpServer::start, Api::make and AccessLog::open. Warns when strangers can reach it without a key.
   static Result<std::unique_ptr<Server>> start(const ServerOptions& options);
   ~Server();
 
   void set_ready(ServerContext context);
-  [[nodiscard]] uint16_t port() const { return port_; }
+  [[nodiscard]] uint16_t port() const { return port_; }  // 0 for a socket file
+  /// See AccessLog::reopen. Any thread.
+  void reopen_access_log();
   /// No new connections or requests; returns when the answers under way are sent, or `timeout` has passed and they were cut off.
   /// Afterwards nothing here uses the engine any more.
   void drain_and_stop(std::chrono::milliseconds timeout);
 
  private:
-  explicit Server(ApiOptions options) : api_(std::move(options)) {}
-  Api api_;
+  Server() = default;
+  std::unique_ptr<AccessLog> access_log_;  // null: none
+  std::unique_ptr<Api> api_;
   std::unique_ptr<HttpServer> http_;
   uint16_t port_ = 0;
 };

@@ -3,8 +3,11 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <openssl/ssl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <array>
@@ -50,10 +53,14 @@ std::vector<Json> ClientResponse::chunks() const {
   return result;
 }
 
-HttpClient::HttpClient(uint16_t port) {
-  socket_ = ::socket(AF_INET, SOCK_STREAM, 0);
+void HttpClient::wait_at_most_five_minutes() {
   const timeval timeout{300, 0};
   ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+}
+
+HttpClient::HttpClient(uint16_t port) {
+  socket_ = ::socket(AF_INET, SOCK_STREAM, 0);
+  wait_at_most_five_minutes();
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
@@ -61,7 +68,38 @@ HttpClient::HttpClient(uint16_t port) {
   if (::connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) close();
 }
 
-HttpClient::~HttpClient() { close(); }
+HttpClient::HttpClient(uint16_t port, const ClientTls& tls) : HttpClient(port) {
+  if (socket_ < 0) return;
+  ::signal(SIGPIPE, SIG_IGN);  // OpenSSL writes without MSG_NOSIGNAL
+  tls_context_ = SSL_CTX_new(TLS_client_method());
+  if (tls.max_version != 0) {
+    SSL_CTX_set_security_level(tls_context_, 0);
+    SSL_CTX_set_min_proto_version(tls_context_, 0);
+    SSL_CTX_set_max_proto_version(tls_context_, tls.max_version);
+  }
+  if (!tls.certificate_file.empty()) {
+    SSL_CTX_use_certificate_chain_file(tls_context_, tls.certificate_file.c_str());
+    SSL_CTX_use_PrivateKey_file(tls_context_, tls.key_file.c_str(), SSL_FILETYPE_PEM);
+  }
+  tls_ = SSL_new(tls_context_);
+  SSL_set_fd(tls_, socket_);
+  if (SSL_connect(tls_) != 1) close();
+}
+
+HttpClient::HttpClient(const std::filesystem::path& unix_socket) {
+  socket_ = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  wait_at_most_five_minutes();
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  unix_socket.string().copy(address.sun_path, sizeof(address.sun_path) - 1);
+  if (::connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) close();
+}
+
+HttpClient::~HttpClient() {
+  close();
+  SSL_free(tls_);
+  SSL_CTX_free(tls_context_);
+}
 
 void HttpClient::finish_sending() { ::shutdown(socket_, SHUT_WR); }
 
@@ -72,7 +110,8 @@ void HttpClient::close() {
 
 bool HttpClient::send(std::string_view text) {
   while (!text.empty()) {
-    const ssize_t n = ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);
+    const ssize_t n = tls_ != nullptr ? SSL_write(tls_, text.data(), static_cast<int>(text.size()))
+                                      : ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);
     if (n <= 0) return false;
     text.remove_prefix(static_cast<size_t>(n));
   }
@@ -89,8 +128,12 @@ bool HttpClient::send_request(std::string_view method, std::string_view target, 
 
 bool HttpClient::fill() {
   std::array<char, 65536> piece;
-  const ssize_t n = ::recv(socket_, piece.data(), piece.size(), 0);
-  if (n <= 0) return false;
+  const ssize_t n = tls_ != nullptr ? SSL_read(tls_, piece.data(), static_cast<int>(piece.size()))
+                                    : ::recv(socket_, piece.data(), piece.size(), 0);
+  if (n <= 0) {
+    clean_end_ = tls_ != nullptr ? SSL_get_error(tls_, static_cast<int>(n)) == SSL_ERROR_ZERO_RETURN : n == 0;
+    return false;
+  }
   buffer_.append(piece.data(), static_cast<size_t>(n));
   return true;
 }
@@ -103,6 +146,8 @@ bool HttpClient::read_until(std::string_view text) {
 }
 
 bool HttpClient::at_end() { return buffer_.empty() && !fill(); }
+
+bool HttpClient::at_clean_end() { return at_end() && clean_end_; }
 
 std::optional<std::string> HttpClient::line() {
   if (!read_until("\r\n")) return std::nullopt;

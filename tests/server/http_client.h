@@ -1,6 +1,9 @@
 #pragma once
 
+#include <openssl/types.h>
+
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,11 +28,21 @@ struct ClientResponse {
   [[nodiscard]] std::vector<Json> chunks() const;
 };
 
+/// How a test's client speaks TLS. It believes whatever certificate it gets.
+struct ClientTls {
+  std::filesystem::path certificate_file, key_file;  // its own; empty: none
+  int max_version = 0;                               // TLS1_1_VERSION, ...; 0: the newest
+};
+
 /// A plain blocking HTTP/1.1 client over one socket, which also lets tests send what is not HTTP. Reads give up after five minutes
 /// without a byte, so that a hanging server fails a test instead of stopping it.
 class HttpClient {
  public:
   explicit HttpClient(uint16_t port);
+  /// Over TLS; connected() when the handshake has succeeded.
+  HttpClient(uint16_t port, const ClientTls& tls);
+  /// Over a socket file.
+  explicit HttpClient(const std::filesystem::path& unix_socket);
   ~HttpClient();
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
@@ -44,6 +57,8 @@ class HttpClient {
   bool read_until(std::string_view text);
   /// The server has closed the connection and nothing is left to read.
   bool at_end();
+  /// The same, and over TLS with the message that nothing follows: not cut off.
+  bool at_clean_end();
   void finish_sending();  // a half-close
   void close();
 
@@ -55,11 +70,15 @@ class HttpClient {
   }
 
  private:
+  void wait_at_most_five_minutes();
   bool fill();  // reads more; false at the end
   std::optional<std::string> line();
   std::optional<std::string> bytes(size_t count);
 
   int socket_ = -1;
+  SSL_CTX* tls_context_ = nullptr;
+  SSL* tls_ = nullptr;  // null: plain
+  bool clean_end_ = false;
   std::string buffer_;  // read and not yet used
 };
 

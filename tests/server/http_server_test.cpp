@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "http_client.h"
 #include "support/test_support.h"
@@ -33,6 +35,43 @@ class Counter {
   std::mutex mutex_;
   std::condition_variable changed_;
   int value_ = 0;
+};
+
+/// What the server has reported.
+class Exchanges {
+ public:
+  void add(const HttpExchange& exchange) {
+    {
+      const std::lock_guard lock(mutex_);
+      all_.push_back(exchange);
+    }
+    changed_.notify_all();
+  }
+  /// The first that `matches`; an empty one after ten seconds.
+  template <class Predicate>
+  HttpExchange wait_for(Predicate matches) {
+    std::unique_lock lock(mutex_);
+    HttpExchange found;
+    changed_.wait_for(lock, std::chrono::seconds(10), [&] {
+      const auto at = std::ranges::find_if(all_, matches);
+      if (at == all_.end()) return false;
+      found = *at;
+      return true;
+    });
+    return found;
+  }
+  HttpExchange of_path(std::string_view path) {
+    return wait_for([&](const HttpExchange& exchange) { return exchange.path == path; });
+  }
+  size_t size() {
+    const std::lock_guard lock(mutex_);
+    return all_.size();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<HttpExchange> all_;
 };
 
 /// Never ready.
@@ -77,11 +116,14 @@ class Flood final : public EventStream {
   bool read(std::string& out) override {
     if (left_ > 0) {
       --left_;
+      bytes_given += size_;
       out += "data: " + std::string(size_, 'x') + "\n\n";
       wake_();
     }
     return left_ > 0 || then_wait_;
   }
+
+  static inline std::atomic<size_t> bytes_given{0};  // by all of them
 
  private:
   Counter& alive_;
@@ -93,13 +135,14 @@ class Flood final : public EventStream {
 
 class HttpServerTest : public ::testing::Test {
  protected:
-  void start(HttpOptions options = {}) {
+  void start(HttpOptions options = {}, HttpServer::Gate gate = {}) {
     options.port = 0;
     auto server = HttpServer::start(
         options, [this](const HttpRequest& request) { return answer(request); },
         [](int status, std::string_view message) {
           return HttpResponse{status, fmt::format("{{\"error\":\"{}\"}}", message)};
-        });
+        },
+        std::move(gate), [this](const HttpExchange& exchange) { exchanges_.add(exchange); });
     ASSERT_OK(server);
     server_ = std::move(*server);
   }
@@ -123,6 +166,7 @@ class HttpServerTest : public ::testing::Test {
   }
 
   Counter alive_;
+  Exchanges exchanges_;
   std::atomic<int> handled_{0};
   std::unique_ptr<HttpServer> server_;
 };
@@ -269,8 +313,13 @@ TEST_F(HttpServerTest, ClosesConnectionsThatStayIdleOrStopMidRequest) {
   ASSERT_TRUE(half_head.send("GET / HT"));
   ASSERT_TRUE(half_body.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc"));
   EXPECT_TRUE(idle.at_end());
-  EXPECT_TRUE(half_head.at_end());
-  EXPECT_TRUE(half_body.at_end());
+  for (HttpClient* half : {&half_head, &half_body}) {
+    const auto response = half->read_response();
+    ASSERT_TRUE(response);
+    EXPECT_EQ(response->status, 408);
+    EXPECT_THAT(response->body, ::testing::HasSubstr("within 0.2 s"));
+    EXPECT_TRUE(half->at_end());
+  }
 }
 
 TEST_F(HttpServerTest, AHandlerThatRunsOutOfMemoryCostsOneRequest) {
@@ -338,6 +387,176 @@ TEST_F(HttpServerTest, DrainingCutsOffWhatTakesLongerThanItsTimeout) {
   server_.reset();
   EXPECT_TRUE(alive_.wait_for(0));
   EXPECT_TRUE(client.at_end());
+}
+
+TEST_F(HttpServerTest, ASlowReaderCostsABoundedBufferAndSlowsDownNobody) {
+  HttpOptions options;
+  options.num_io_threads = 1;
+  options.progress_timeout = std::chrono::milliseconds(400);
+  options.send_buffer_bytes = 64 << 10;
+  start(options);
+  Flood::bytes_given = 0;
+  std::vector<std::unique_ptr<HttpClient>> slow;
+  for (int i = 0; i < 4; ++i) {
+    slow.push_back(std::make_unique<HttpClient>(server_->port()));
+    ASSERT_TRUE(slow.back()->send_request("GET", "/flood", ""));
+    ASSERT_TRUE(slow.back()->read_until("data: "));
+  }
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(get("/fast")->status, 200);
+  EXPECT_TRUE(alive_.wait_for(0));  // all of them dropped
+  // Most of it lies in the clients' own receive buffers, which Linux lets grow to 6 MB.
+  EXPECT_LT(Flood::bytes_given, slow.size() * (size_t{8} << 20));
+  const HttpExchange exchange = exchanges_.of_path("/flood");
+  EXPECT_EQ(exchange.outcome, HttpOutcome::kClientSlow);
+  EXPECT_EQ(exchange.status, 200);
+  EXPECT_GT(exchange.bytes_sent, 0U);
+}
+
+TEST_F(HttpServerTest, AClientThatDripsItsBodyIsToldThatItIsTooSlow) {
+  HttpOptions options;
+  options.progress_timeout = std::chrono::milliseconds(300);
+  start(options);
+  HttpClient client(server_->port());
+  ASSERT_TRUE(client.send("POST /drip HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"));
+  std::atomic<bool> answered{false};
+  std::jthread drip([&] {
+    while (!answered && client.send("x")) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  });
+  const auto response = client.read_response();
+  answered = true;
+  ASSERT_TRUE(response);
+  EXPECT_EQ(response->status, 408);
+  EXPECT_EQ(exchanges_.of_path("/drip").outcome, HttpOutcome::kClientSlow);
+  EXPECT_EQ(handled_, 0);
+}
+
+TEST_F(HttpServerTest, ALargeBodyThatMovesIsNotTooSlow) {
+  HttpOptions options;
+  options.progress_timeout = std::chrono::seconds(5);
+  start(options);
+  const std::string body(4'000'000, 'b');
+  const auto response = HttpClient::fetch(server_->port(), "POST", "/large", body);
+  ASSERT_TRUE(response);
+  EXPECT_EQ(response->body.size(), body.size() + std::string("POST /large  ").size());
+  EXPECT_EQ(exchanges_.of_path("/large").bytes_received, body.size());
+}
+
+TEST_F(HttpServerTest, LimitsTheNumberOfHeaders) {
+  HttpOptions options;
+  options.max_headers = 20;
+  start(options);
+  std::string headers;
+  for (int i = 0; i < 19; ++i) headers += fmt::format("X-{}: a\r\n", i);
+  EXPECT_EQ(HttpClient::fetch(server_->port(), "GET", "/p", "", headers)->status, 200);  // with Host: 20
+  EXPECT_EQ(HttpClient::fetch(server_->port(), "GET", "/p", "", headers + "Y: a\r\n")->status, 431);
+}
+
+TEST_F(HttpServerTest, WhatTheGateRefusesIsNotRead) {
+  const auto gate = [](const HttpRequest& request) -> std::optional<HttpResponse> {
+    EXPECT_TRUE(request.body.empty());
+    if (request.header("Key") == "good") return std::nullopt;
+    return HttpResponse{401, "stranger"};
+  };
+  start({}, gate);
+  EXPECT_EQ(HttpClient::fetch(server_->port(), "POST", "/p", "body", "Key: good\r\n")->body, "POST /p  body");
+  const auto refused = HttpClient::fetch(server_->port(), "POST", "/q", std::string(20'000'000, 'a'));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->status, 401);
+  EXPECT_EQ(refused->header("Connection"), "close");
+  EXPECT_EQ(exchanges_.of_path("/q").bytes_received, 0U);
+  HttpClient waiting(server_->port());  // does not get to send it
+  ASSERT_TRUE(waiting.send("POST /r HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n"));
+  ASSERT_TRUE(waiting.read_until("\r\n"));
+  const auto told = waiting.read_response();
+  ASSERT_TRUE(told);
+  EXPECT_THAT(told->head, ::testing::StartsWith("HTTP/1.1 401"));
+  HttpClient bodiless(server_->port());  // its connection can stay
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(bodiless.send_request("GET", "/s", ""));
+    EXPECT_EQ(bodiless.read_response()->status, 401);
+  }
+  EXPECT_EQ(handled_, 1);
+}
+
+TEST_F(HttpServerTest, Http10KeepsAConnectionWhenAskedTo) {
+  start();
+  HttpClient client(server_->port());
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(client.send("GET /ten HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"));
+    const auto response = client.read_response();
+    ASSERT_TRUE(response);
+    EXPECT_EQ(response->header("Connection"), "keep-alive");
+  }
+  ASSERT_TRUE(client.send("GET /ten HTTP/1.0\r\n\r\n"));
+  ASSERT_TRUE(client.read_response());
+  EXPECT_TRUE(client.at_end());
+}
+
+TEST_F(HttpServerTest, ReportsEveryRequestOnceWithWhatBecameOfIt) {
+  start();
+  ASSERT_TRUE(HttpClient::fetch(server_->port(), "POST", "/complete?secret=1", "body"));
+  const HttpExchange complete = exchanges_.of_path("/complete");
+  EXPECT_EQ(complete.method, "POST");
+  EXPECT_EQ(complete.status, 200);
+  EXPECT_EQ(complete.outcome, HttpOutcome::kComplete);
+  EXPECT_EQ(complete.bytes_received, 4U);
+  EXPECT_GT(complete.bytes_sent, 50U);
+  EXPECT_THAT(complete.client, ::testing::StartsWith("127.0.0.1:"));
+  {
+    HttpClient leaves(server_->port());
+    ASSERT_TRUE(leaves.send_request("POST", "/eternal", "{}"));
+    ASSERT_TRUE(alive_.wait_for(1));
+  }
+  EXPECT_EQ(exchanges_.of_path("/eternal").status, 499);
+  EXPECT_EQ(exchanges_.of_path("/eternal").outcome, HttpOutcome::kClientLeft);
+  {
+    HttpClient leaves(server_->port());
+    ASSERT_TRUE(leaves.send_request("GET", "/stream-and-wait", ""));
+    ASSERT_TRUE(leaves.read_until("data: "));
+  }
+  EXPECT_EQ(exchanges_.of_path("/stream-and-wait").status, 200);
+  EXPECT_EQ(exchanges_.of_path("/stream-and-wait").outcome, HttpOutcome::kClientLeft);
+  EXPECT_EQ(status_of("nonsense\r\n\r\n"), 400);
+  EXPECT_EQ(exchanges_.wait_for([](const HttpExchange& e) { return e.status == 400; }).method, "");
+  {
+    HttpClient leaves(server_->port());
+    ASSERT_TRUE(leaves.send("POST /half HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nabc"));
+    leaves.finish_sending();
+    EXPECT_TRUE(leaves.at_end());
+  }
+  EXPECT_EQ(exchanges_.of_path("/half").outcome, HttpOutcome::kClientLeft);
+  EXPECT_EQ(exchanges_.size(), 5U);
+}
+
+TEST_F(HttpServerTest, ReportsWhatItCutOff) {
+  start();
+  HttpClient client(server_->port());
+  ASSERT_TRUE(client.send_request("GET", "/stream-and-wait", ""));
+  ASSERT_TRUE(client.read_until("data: "));
+  server_->drain_and_stop(std::chrono::milliseconds(20));
+  server_.reset();
+  EXPECT_EQ(exchanges_.of_path("/stream-and-wait").outcome, HttpOutcome::kCutOff);
+  EXPECT_EQ(exchanges_.size(), 1U);
+}
+
+TEST_F(HttpServerTest, ListensOnASocketFile) {
+  const quern::testing::TemporaryFolder folder;
+  HttpOptions options;
+  options.unix_socket = (folder.path() / "socket").string();
+  start(options);
+  EXPECT_EQ(server_->port(), 0);
+  HttpClient client(folder.path() / "socket");
+  for (const char* path : {"/a", "/later"}) {
+    ASSERT_TRUE(client.send_request("POST", path, "x"));
+    ASSERT_TRUE(client.read_response());
+  }
+  EXPECT_EQ(exchanges_.of_path("/a").client, "unix");
+  ASSERT_TRUE(client.send_request("POST", "/eternal", "{}"));
+  ASSERT_TRUE(alive_.wait_for(1));
+  client.close();
+  EXPECT_TRUE(alive_.wait_for(0));  // a hang-up is seen here too
+  server_->drain_and_stop(std::chrono::seconds(10));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "socket"));
 }
 
 TEST(PercentDecode, LeavesMalformedEscapesAlone) {

@@ -126,7 +126,7 @@ TEST_F(ServerApi, PagesOfOtherOriginsMayAskOnlyWhenAllowed) {
   start();
   EXPECT_EQ(get("/v1/models", "Origin: http://evil.example\r\n").header("Access-Control-Allow-Origin"), "");
   ServerOptions options;
-  options.api.allowed_origins = {"http://app.example"};
+  options.api.cors.allowed_origins = {"http://app.example"};
   start(options);
   EXPECT_EQ(get("/v1/models", "Origin: http://evil.example\r\n").header("Access-Control-Allow-Origin"), "");
   EXPECT_EQ(get("/v1/models", "Origin: http://app.example\r\n").header("Access-Control-Allow-Origin"), "http://app.example");
