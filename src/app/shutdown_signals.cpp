@@ -14,6 +14,7 @@ sigset_t shutdown_set() {
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGUSR1);
   return set;
 }
 
@@ -38,6 +39,10 @@ void ShutdownSignals::run(const std::stop_token& stop) {
     const int signal = sigtimedwait(&set, nullptr, &kPoll);
     if (signal < 0) continue;
     std::unique_lock lock(mutex_);
+    if (signal == SIGUSR1) {
+      if (on_user_signal_) on_user_signal_();
+      continue;
+    }
     if (!listening_ || asked_) {
       log_warning("stopped at once by {}", signal == SIGINT ? "SIGINT" : "SIGTERM");
       _exit(128 + signal);
@@ -45,6 +50,15 @@ void ShutdownSignals::run(const std::stop_token& stop) {
     asked_ = true;
     arrived_.notify_all();
   }
+}
+
+std::shared_ptr<const void> ShutdownSignals::on_user_signal(std::function<void()> act) {
+  const std::lock_guard lock(mutex_);
+  on_user_signal_ = std::move(act);
+  return {this, [](ShutdownSignals* signals) {
+            const std::lock_guard guard(signals->mutex_);
+            signals->on_user_signal_ = nullptr;
+          }};
 }
 
 bool ShutdownSignals::wait_for(std::chrono::milliseconds timeout) {

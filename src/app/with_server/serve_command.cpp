@@ -13,6 +13,8 @@
 #include "app/shutdown_signals.h"
 #include "app/startup.h"
 #include "app/with_server/model_text.h"
+#include "app/with_server/network_options.h"
+#include "app/with_server/service_notifier.h"
 #include "app/with_server/stats_log.h"
 #include "base/log.h"
 #include "server/server.h"
@@ -25,9 +27,8 @@ namespace {
 struct ServeOptions {
   ModelOptions model;
   ModelTextOptions text;
-  std::string host = "127.0.0.1";
-  int32_t port = 8000;
-  std::vector<std::string> served_names, api_keys;
+  NetworkOptions network;
+  std::vector<std::string> served_names;
   int64_t seed = -1;  // below 0: at random
   int32_t shutdown_timeout_seconds = 60;
   bool disable_log_stats = false;
@@ -48,18 +49,16 @@ std::vector<std::string> model_names(const ServeOptions& options, const worker::
   return names;
 }
 
-std::string url_of(const ServeOptions& options, uint16_t port) {
-  const bool v6 = options.host.find(':') != std::string::npos;
-  return fmt::format("http://{}{}{}:{}", v6 ? "[" : "", options.host, v6 ? "]" : "", port);
-}
-
 /// Until a signal asks for the end, or the engine breaks.
-Result<void> serve_until_stopped(const engine::Engine& engine, const ServeOptions& options, ShutdownSignals& signals) {
+Result<void> serve_until_stopped(const engine::Engine& engine, const ServeOptions& options, ShutdownSignals& signals,
+                                 ServiceNotifier& notifier) {
   StatsLog stats;
   signals.listen();
   while (!signals.wait_for(std::chrono::milliseconds(500))) {
     if (const std::optional<Error> failure = engine.failure()) return failure->with_context("the engine failed");
-    if (!options.disable_log_stats) stats.update(engine.stats(), StatsLog::Clock::now());
+    const engine::EngineStats now = engine.stats();  // comes back only while the engine lives
+    notifier.well();
+    if (!options.disable_log_stats) stats.update(now, StatsLog::Clock::now());
   }
   log_info("stopping: no new requests; those that run have {} s to end, a second signal stops at once", options.shutdown_timeout_seconds);
   return {};
@@ -67,19 +66,19 @@ Result<void> serve_until_stopped(const engine::Engine& engine, const ServeOption
 
 Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   log_info("quern {}", version_with_commit());
+  ServiceNotifier notifier;
+  ASSIGN_OR_RETURN(server::ServerOptions server_settings, server_options(options.network));
   ASSIGN_OR_RETURN(const worker::ExecutionPlan plan, plan_model(options.model));
   RETURN_IF_ERROR(check_runnable(plan));
   ASSIGN_OR_RETURN(const ModelText text, load_model_text(plan, options.text));
 
-  server::ServerOptions server_options;
-  server_options.http.host = options.host;
-  server_options.http.port = static_cast<uint16_t>(options.port);
-  server_options.api.api_keys = options.api_keys;
-  server_options.api.version = version();
+  server_settings.api.version = version();
   // The engine is declared before the server and so outlives it.
   std::unique_ptr<engine::Engine> engine;
-  ASSIGN_OR_RETURN(const std::unique_ptr<server::Server> server, server::Server::start(server_options));
-  log_info("listening on {}; requests are answered with 503 until the model is loaded", url_of(options, server->port()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<server::Server> server, server::Server::start(server_settings));
+  const auto reopening = signals.on_user_signal([&server] { server->reopen_access_log(); });
+  log_info("listening on {}; requests are answered with 503 until the model is loaded", url_of(options.network, server->port()));
+  notifier.loading("loading " + plan.config.name);
 
   ASSIGN_OR_RETURN(std::unique_ptr<worker::WorkerGroup> workers, start_planned(plan));
   engine = engine::Engine::start(std::move(workers), engine_options(options.model));
@@ -91,12 +90,16 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   context.max_model_len = engine->limits().max_model_len;
   context.sampling_defaults = text.sampling_defaults;
   context.eos_ids = text.eos_ids;
+  context.time_limits = time_limits(options.network);
   if (options.seed >= 0) context.seed = static_cast<uint64_t>(options.seed);
-  log_info("ready: {} at {}/v1", fmt::join(context.model_names, ", also "), url_of(options, server->port()));
+  log_info("ready: {} at {}/v1", fmt::join(context.model_names, ", also "), url_of(options.network, server->port()));
+  const std::string name = context.model_names.front();
   server->set_ready(std::move(context));
+  notifier.ready(fmt::format("serving {} at {}", name, url_of(options.network, server->port())));
 
-  const Result<void> end = serve_until_stopped(*engine, options, signals);
+  const Result<void> end = serve_until_stopped(*engine, options, signals, notifier);
   const auto timeout = std::chrono::seconds(end ? options.shutdown_timeout_seconds : 0);
+  notifier.stopping(end ? "running requests may end" : end.error().message, timeout + std::chrono::seconds(30));
   server->drain_and_stop(timeout);
   engine->drain(0);  // what the server has not waited for has nobody left to read it
   if (end) log_info("stopped");
@@ -106,11 +109,8 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
 OptionGroup server_group(ServeOptions& o) {
   return {"Server",
           {
-              {"--host", "NAME", "Address to listen on (default 127.0.0.1: this machine alone)", to_text(o.host)},
-              {"--port", "N", "Port (default 8000); 0 takes a free one, which the log names", to_integer(o.port, 0, 65535)},
               {"--served-model-name", "NAME", "Name of the model for clients, may be repeated (default: the folder's name)",
                to_names(o.served_names), true},
-              {"--api-key", "KEY", "Clients must send this key, may be repeated", to_names(o.api_keys), true},
               {"--chat-template", "FILE", "Jinja template instead of the checkpoint's", to_path(o.text.chat_template)},
               {"--generation-config", "WHAT", "Default sampling: auto (the checkpoint's), vllm (neutral), or a folder or file",
                to_text(o.text.generation_config)},
@@ -129,6 +129,7 @@ Command serve_command() {
   auto options = std::make_shared<ServeOptions>();
   Command command{.name = "serve", .summary = "Serve a model over an OpenAI-compatible HTTP API"};
   command.groups.push_back(server_group(*options));
+  for (OptionGroup& group : network_groups(options->network)) command.groups.push_back(std::move(group));
   add_model_options(command, options->model);
   command.run = [options]() -> int {
     ShutdownSignals signals;
