@@ -63,11 +63,16 @@ Result<void> check_runnable(const worker::ExecutionPlan& plan) {
   return {};
 }
 
-Result<std::unique_ptr<worker::WorkerGroup>> start_planned(const worker::ExecutionPlan& plan, worker::ActivationRanges* ranges) {
+Result<std::unique_ptr<worker::WorkerGroup>> start_planned(const worker::ExecutionPlan& plan, worker::ActivationRanges* ranges,
+                                                           const worker::LoadProgress& on_progress) {
   RETURN_IF_ERROR(check_runnable(plan));
   log_plan(plan);
   Progress progress("loading weights", plan.memory.weights_bytes);
-  auto workers = worker::start_workers(plan, [&progress](double share) { progress.update(share); }, ranges);
+  const auto update = [&](double share) {
+    progress.update(share);
+    if (on_progress) on_progress(share);
+  };
+  auto workers = worker::start_workers(plan, update, ranges);
   progress.finish(workers.has_value());
   return workers;
 }

@@ -20,7 +20,9 @@ Result<worker::ExecutionPlan> plan_model(ModelOptions options);
 /// Why this plan cannot run, if so: the refusals of its ops, or the memory that is missing.
 Result<void> check_runnable(const worker::ExecutionPlan& plan);
 
-/// Logs the plan in a few lines and starts the workers, with progress on a terminal. Steps add to `ranges`, where given.
-Result<std::unique_ptr<worker::WorkerGroup>> start_planned(const worker::ExecutionPlan& plan, worker::ActivationRanges* ranges = nullptr);
+/// Logs the plan in a few lines and starts the workers, with progress on a terminal and to `on_progress`, where given. Steps add to
+/// `ranges`, where given.
+Result<std::unique_ptr<worker::WorkerGroup>> start_planned(const worker::ExecutionPlan& plan, worker::ActivationRanges* ranges = nullptr,
+                                                           const worker::LoadProgress& on_progress = {});
 
 }  // namespace quern::app

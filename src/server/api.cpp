@@ -4,6 +4,7 @@
 #include <array>
 
 #include "server/error_body.h"
+#include "server/page.h"
 #include "server/trace_context.h"
 
 namespace quern::server {
@@ -13,7 +14,7 @@ using Endpoint = HttpAnswer (*)(const ServicePtr&, const HttpRequest&);
 
 struct Route {
   std::string_view method;
-  std::string_view path;  // one that ends with '/' stands for everything below it
+  std::string_view path;  // one that ends with '/' stands for everything below it; "/" only for itself
   Endpoint endpoint;      // null: answered by Api itself, also before a model is loaded and without a key
 };
 
@@ -28,11 +29,13 @@ constexpr std::array kRoutes{
     Route{"GET", "/ready", nullptr},
     Route{"GET", "/version", nullptr},
     Route{"GET", "/metrics", nullptr},
+    Route{"GET", "/", nullptr},
+    Route{"GET", "/page/", nullptr},
 };
 
 const Route* find_route(std::string_view path) {
   for (const Route& route : kRoutes) {
-    if (path == route.path || (route.path.ends_with('/') && path.starts_with(route.path))) return &route;
+    if (path == route.path || (route.path.size() > 1 && route.path.ends_with('/') && path.starts_with(route.path))) return &route;
   }
   return nullptr;
 }
@@ -72,6 +75,11 @@ void Api::set_service(ServicePtr service) {
   service_ = std::move(service);
 }
 
+void Api::set_loading(LoadingState state) {
+  const std::lock_guard lock(mutex_);
+  loading_ = std::move(state);
+}
+
 HttpAnswer Api::handle(const HttpRequest& request) const {
   const ServicePtr service = [this] {
     const std::lock_guard lock(mutex_);
@@ -102,10 +110,12 @@ std::optional<HttpResponse> Api::admit(const HttpRequest& request) const {
 }
 
 HttpAnswer Api::route(const HttpRequest& request, const ServicePtr& service) const {
-  const Route* route = find_route(request.path);
-  if (route == nullptr)
+  const auto not_found = [&request] {
     return error_response(
         make_error(ErrorCode::kNotFound, "there is no {} here; docs/http-api.md lists what is", request.path.substr(0, 256)));
+  };
+  const Route* route = find_route(request.path);
+  if (route == nullptr) return not_found();
   request.facts->route = route->path;
   const std::string allow = route->method == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
   if (request.method == "OPTIONS") {
@@ -121,6 +131,10 @@ HttpAnswer Api::route(const HttpRequest& request, const ServicePtr& service) con
   if (route->endpoint == nullptr) {
     if (request.path == "/health") return health(service);
     if (request.path == "/ready") return ready(service);
+    if (route->path == "/" || route->path == "/page/") {
+      std::optional<HttpResponse> page = options_.page ? page_response(request) : std::nullopt;
+      return page ? *std::move(page) : not_found();
+    }
     if (request.path == "/version") return json_response(200, {{"version", options_.version}});
     return metrics(service);
   }
@@ -182,10 +196,24 @@ HttpResponse Api::health(const ServicePtr& service) const {
 }
 
 HttpResponse Api::ready(const ServicePtr& service) const {
-  if (service == nullptr) return error_response(make_error(ErrorCode::kUnavailable, "the model is still loading"));
+  if (service == nullptr) return loading();
   if (draining_) return error_response(make_error(ErrorCode::kUnavailable, "the server is shutting down"));
   HttpResponse response = health(service);
   if (response.status == 200) response.body = R"({"status":"ready"})";
+  return response;
+}
+
+HttpResponse Api::loading() const {
+  const Error error = make_error(ErrorCode::kUnavailable, "the model is still loading");
+  Json body = error_body(error, {});
+  body["status"] = "loading";
+  {
+    const std::lock_guard lock(mutex_);
+    body["phase"] = loading_.phase;
+    body["fraction"] = loading_.fraction;
+  }
+  HttpResponse response = error_response(error);  // its status and headers
+  response.body = dump_json(body);
   return response;
 }
 

@@ -22,6 +22,13 @@ struct ApiOptions {
   int32_t max_requests_per_key = 0;      // answered at once; one more is 429; 0: any number
   CorsOptions cors;
   std::string version;
+  bool page = true;  // the chat page at "/"
+};
+
+/// How far a model's start has come; /ready tells it.
+struct LoadingState {
+  std::string phase = "starting";  // starting, loading_weights, starting_engine
+  double fraction = 0;             // of this phase, 0 to 1
 };
 
 /// Routes requests to endpoints, once their key and method are right. Thread-safe.
@@ -32,6 +39,8 @@ class Api {
 
   /// From here on the API answers for this model; before, endpoints that need it are 503.
   void set_service(ServicePtr service);
+  /// Before that: what /ready says meanwhile. Any thread.
+  void set_loading(LoadingState state);
   void set_draining() { draining_ = true; }
   /// Where /metrics gets what only the server knows.
   void set_server_stats(std::function<std::pair<HttpStats, uint64_t>()> http_stats_and_dropped_lines);
@@ -50,6 +59,7 @@ class Api {
   [[nodiscard]] HttpResponse metrics(const ServicePtr& service) const;
   [[nodiscard]] HttpResponse health(const ServicePtr& service) const;
   [[nodiscard]] HttpResponse ready(const ServicePtr& service) const;
+  [[nodiscard]] HttpResponse loading() const;
 
   ApiOptions options_;
   ApiKeys keys_;
@@ -57,8 +67,9 @@ class Api {
   RequestSlots slots_;
   mutable HttpMetrics http_metrics_;
   mutable std::mutex mutex_;
-  ServicePtr service_;  // under mutex_
+  ServicePtr service_;    // under mutex_
   std::function<std::pair<HttpStats, uint64_t>()> server_stats_;  // under mutex_
+  LoadingState loading_;  // under mutex_
   std::atomic<bool> draining_{false};
 };
 

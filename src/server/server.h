@@ -28,6 +28,8 @@ class Server {
   static Result<std::unique_ptr<Server>> start(const ServerOptions& options);
   ~Server();
 
+  /// What /ready says until then. Any thread.
+  void set_loading(LoadingState state) { api_->set_loading(std::move(state)); }
   void set_ready(ServerContext context);
   [[nodiscard]] uint16_t port() const { return port_; }  // 0 for a socket file
   /// See AccessLog::reopen. Any thread.

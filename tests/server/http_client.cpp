@@ -176,7 +176,7 @@ std::optional<ClientResponse> HttpClient::read_response(bool head_only) {
     if (!response.head.starts_with("HTTP/1.1 ")) return std::nullopt;
     response.status = std::atoi(response.head.c_str() + 9);
   } while (response.status == 100);
-  if (head_only || response.status == 204) return response;
+  if (head_only || response.status == 204 || response.status == 304) return response;
   if (response.header("Transfer-Encoding") == "chunked") {
     while (true) {
       const auto size_line = line();

@@ -31,7 +31,7 @@ struct ServeOptions {
   std::vector<std::string> served_names;
   int64_t seed = -1;  // below 0: at random
   int32_t shutdown_timeout_seconds = 60;
-  bool disable_log_stats = false;
+  bool disable_log_stats = false, disable_page = false;
 };
 
 Setter to_names(std::vector<std::string>& target) {
@@ -73,6 +73,7 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   ASSIGN_OR_RETURN(const ModelText text, load_model_text(plan, options.text));
 
   server_settings.api.version = version();
+  server_settings.api.page = !options.disable_page;
   // The engine is declared before the server and so outlives it.
   std::unique_ptr<engine::Engine> engine;
   ASSIGN_OR_RETURN(const std::unique_ptr<server::Server> server, server::Server::start(server_settings));
@@ -80,7 +81,10 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   log_info("listening on {}; requests are answered with 503 until the model is loaded", url_of(options.network, server->port()));
   notifier.loading("loading " + plan.config.name);
 
-  ASSIGN_OR_RETURN(std::unique_ptr<worker::WorkerGroup> workers, start_planned(plan));
+  ASSIGN_OR_RETURN(std::unique_ptr<worker::WorkerGroup> workers, start_planned(plan, nullptr, [&server](double share) {
+                     server->set_loading({.phase = "loading_weights", .fraction = share});
+                   }));
+  server->set_loading({.phase = "starting_engine"});
   engine = engine::Engine::start(std::move(workers), engine_options(options.model));
   server::ServerContext context;
   context.engine = engine.get();
@@ -94,6 +98,7 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   if (options.seed >= 0) context.seed = static_cast<uint64_t>(options.seed);
   log_info("ready: {} at {}/v1", fmt::join(context.model_names, ", also "), url_of(options.network, server->port()));
   const std::string name = context.model_names.front();
+  if (const std::string url = url_of(options.network, server->port()); !options.disable_page && url.find("://") != std::string::npos) log_info("a page to talk to it: {}/", url);
   server->set_ready(std::move(context));
   notifier.ready(fmt::format("serving {} at {}", name, url_of(options.network, server->port())));
 
@@ -117,6 +122,7 @@ OptionGroup server_group(ServeOptions& o) {
               {"--seed", "N", "Makes requests without a seed repeatable", to_integer(o.seed, 0, std::numeric_limits<int64_t>::max())},
               {"--shutdown-timeout", "SECONDS", "How long running requests may go on after SIGTERM (default 60)",
                to_integer(o.shutdown_timeout_seconds, 0, 86400)},
+              {"--disable-page", "", "No chat page at /", to_flag(o.disable_page)},
               {"--disable-log-stats", "", "No line about throughput every ten seconds", to_flag(o.disable_log_stats)},
               {"--allow-synthetic-acceptance", "", "Serve nonsense at the speed that a synthetic_acceptance_length gives",
                to_flag(o.model.allow_synthetic_acceptance)},
