@@ -1,6 +1,7 @@
 #include "ops/sample.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "ops/bed.h"
@@ -35,7 +36,7 @@ class Sampler {
     out_.logprob_ids = bed_.tensor(DType::kI32, {1, kMaxDrafts + 1, 1 + kMaxLogprobs});
     out_.chosen_rank = bed_.tensor(DType::kI32, {1, kMaxDrafts + 1});
     runs_ = bed_.tensor(DType::kI32, {1, kSampleRunFields});
-    workspace_ = bed_.launch(*kernel_, 1).workspace;
+    workspace_ = bed_.launch(*kernel_, kMaxDrafts + 1).workspace;
     logits_ = bed_.tensor(DType::kF32, {kMaxDrafts + 1, vocab});
     masks_ = bed_.tensor(DType::kI32, {kMaxDrafts + 1, (vocab + 31) / 32});
   }
@@ -62,6 +63,10 @@ class Sampler {
   Answer sample(const std::vector<float>& logits, int32_t num_rows = 1) { return run({logits}, {1, num_rows, 0, 0, masked_ ? 0 : -1}); }
   Answer verify(const std::vector<std::vector<float>>& rows) {
     return run(rows, {1, static_cast<int32_t>(rows.size()), 0, 1, masked_ ? 0 : -1});
+  }
+  /// The first `accepted` drafts count as accepted, whatever was drawn.
+  Answer verify_as_if(const std::vector<std::vector<float>>& rows, int32_t accepted) {
+    return run(rows, {1, static_cast<int32_t>(rows.size()), 0, kSyntheticAcceptance + accepted, masked_ ? 0 : -1});
   }
   Answer skip(int32_t num_rows) { return run({}, {1, num_rows, -1, 0, -1}); }
 
@@ -526,6 +531,199 @@ TEST(Sample, TakesBackDraftsBeforeANonFiniteRow) {
   EXPECT_EQ(sampler.cursor(), 0);
   EXPECT_EQ(sampler.count(3), 0);
   EXPECT_EQ(sampler.slot().num_generated, 0);
+}
+
+/// A vocabulary that no number of blocks divides, and that of the model.
+constexpr int64_t kLargeVocabs[] = {10007, 248320};
+/// Ids around the borders of equal parts of a vocabulary, lowest first.
+std::vector<int32_t> border_ids(int64_t vocab) {
+  std::set<int32_t> ids;
+  for (const int64_t parts : {2, 8, 16, 128})
+    for (int64_t part = 1; part < parts; ++part)
+      for (int64_t id = part * vocab / parts - 4; id <= part * vocab / parts + 4; ++id) ids.insert(static_cast<int32_t>(id));
+  return {ids.begin(), ids.end()};
+}
+
+TEST(Sample, FindsWhatStandsAtTheBordersOfALargeVocabulary) {
+  for (const int64_t vocab : kLargeVocabs) {
+    Sampler sampler(vocab, vocab - 100);
+    sampler.set(greedy());
+    const std::vector<float> flat(static_cast<size_t>(vocab), -1.0f);
+    EXPECT_EQ(sampler.sample(flat).tokens.at(0), 0);
+    std::vector<int32_t> ids = border_ids(vocab);
+    ids.insert(ids.end(), {1, static_cast<int32_t>(vocab - 101)});
+    for (size_t i = 0; i < ids.size(); i += 37) {
+      std::vector<float> logits = flat;
+      logits[static_cast<size_t>(ids[i])] = 3;
+      EXPECT_EQ(sampler.sample(logits).tokens.at(0), ids[i]);
+      for (const int32_t other : ids)
+        if (other > ids[i]) logits[static_cast<size_t>(other)] = 3;  // ties, in other parts as well
+      logits[static_cast<size_t>(vocab - 100)] = 4;                  // no text
+      EXPECT_EQ(sampler.sample(logits).tokens.at(0), ids[i]);
+    }
+    for (const int64_t bad : {int64_t{0}, vocab / 8, vocab - 1}) {
+      std::vector<float> logits = flat;
+      logits[static_cast<size_t>(bad)] = INFINITY;
+      EXPECT_TRUE(sampler.sample(logits).non_finite) << bad;
+    }
+  }
+}
+
+TEST(Sample, MasksAndBiasActAtTheBordersOfALargeVocabulary) {
+  for (const int64_t vocab : kLargeVocabs) {
+    const std::vector<int32_t> ids = border_ids(vocab);
+    Sampler sampler(vocab);
+    sampler.allow(ids);
+    SamplingParams params;
+    params.seed = 3;
+    sampler.set(params);
+    const std::vector<float> flat(static_cast<size_t>(vocab), 0.5f);
+    std::set<int32_t> seen;
+    for (int i = 0; i < 40; ++i) seen.insert(sampler.sample(flat).tokens.at(0));
+    EXPECT_TRUE(std::includes(ids.begin(), ids.end(), seen.begin(), seen.end()));
+    EXPECT_GT(seen.size(), 20u);
+    params = greedy();
+    for (size_t i = 0; i < ids.size() && i < 900; ++i) params.logit_bias.emplace_back(ids[i], static_cast<float>(i) * 0.5f);
+    params.logit_bias.emplace_back(ids[2], 2000.0f);  // a second time: they add up
+    sampler.set(params);
+    EXPECT_EQ(sampler.sample(flat).tokens.at(0), ids[2]);
+  }
+}
+
+/// The token that the rules draw, from a sorted vocabulary; `logits` are transformed.
+int32_t drawn_plainly(const std::vector<float>& logits, const SamplingParams& params, int64_t index) {
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto at = [&](int32_t id) { return logits[static_cast<size_t>(id)]; };
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return at(a) > at(b); });
+  const float best = at(order[0]);
+  if (params.top_k > 0 && params.top_k < std::ssize(order)) order.resize(static_cast<size_t>(params.top_k));
+  if (params.top_p < 1) {
+    const auto weight = [&](int32_t id) { return static_cast<double>(std::exp((at(id) - best) / params.temperature)); };
+    double all = 0, sum = 0;
+    for (const int32_t id : order) all += weight(id);
+    size_t kept = 0;
+    while (kept < order.size() && sum < static_cast<double>(params.top_p) * all) sum += weight(order[kept++]);
+    order.resize(std::max<size_t>(kept, 1));
+  }
+  if (params.min_p > 0) std::erase_if(order, [&](int32_t id) { return at(id) < best + params.temperature * std::log(params.min_p); });
+  int32_t token = -1;
+  float score = -INFINITY;
+  for (const int32_t id : order)
+    if (const float x = at(id) / params.temperature + gumbel(params.seed, index, id); x > score || (x == score && id < token))
+      score = x, token = id;
+  return token;
+}
+
+TEST(Sample, LimitsOfALargeVocabularyAreThoseOfSorting) {
+  Random random(31);
+  for (const int64_t vocab : kLargeVocabs) {
+    const bool large = vocab > 100000;
+    Sampler sampler(vocab);
+    for (int shape = 0; shape < 5; ++shape) {
+      std::vector<float> logits = random.normals(vocab, shape == 1 ? 0.01f : 3.0f);
+      if (shape == 2)  // many ties
+        for (float& x : logits) x = std::round(x);
+      if (shape == 3)  // few tokens far above the others, some of them further than any histogram reaches
+        for (size_t i = 0; i < logits.size(); ++i) logits[i] = i % 977 == 5 ? 30 + logits[i] : 10 * logits[i] - 40;
+      if (shape == 4) std::fill(logits.begin(), logits.end(), 1.5f);
+      for (const float temperature : {1.0f, 0.2f, 3.0f})
+        for (const auto& [top_k, top_p, min_p] : {std::tuple{0, 0.9f, 0.0f},
+                                                  {20, 1.0f, 0.0f},
+                                                  {50, 0.95f, 0.0f},
+                                                  {3000, 0.5f, 0.0f},
+                                                  {1, 0.3f, 0.0f},
+                                                  {700, 0.8f, 0.01f},
+                                                  {0, 1.0f, 0.1f}}) {
+          if (large && (temperature != 1.0f || top_k == 700)) continue;  // sorting takes long
+          SamplingParams params;
+          params.temperature = temperature;
+          params.top_k = top_k;
+          params.top_p = top_p;
+          params.min_p = min_p;
+          params.seed = static_cast<uint64_t>(100 * shape + top_k);
+          sampler.set(params);
+          for (int i = 0; i < (large ? 1 : 3); ++i) {
+            const int32_t expected = drawn_plainly(logits, params, sampler.cursor() + 1);
+            EXPECT_EQ(sampler.sample(logits).tokens, (std::vector<int32_t>{expected}))
+                << vocab << " shape " << shape << " T " << temperature << " k " << top_k << " p " << top_p;
+          }
+        }
+    }
+  }
+}
+
+TEST(Sample, RanksAndLogprobsOfALargeVocabularyAreThoseOfSorting) {
+  Random random(32);
+  for (const int64_t vocab : kLargeVocabs) {
+    Sampler sampler(vocab, vocab - 100);
+    SamplingParams params;
+    params.num_logprobs = kMaxLogprobs;
+    params.seed = 8;
+    sampler.set(params);
+    for (int shape = 0; shape < 3; ++shape) {
+      std::vector<float> logits = random.normals(vocab, 2.0f);
+      if (shape == 1)
+        for (float& x : logits) x = std::round(x);
+      if (shape == 2) std::fill(logits.begin(), logits.end(), -0.25f);
+      const auto answer = sampler.sample(logits);
+      std::vector<int32_t> order(logits.size());
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](int32_t a, int32_t b) { return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)]; });
+      double total = 0;
+      for (const float x : logits) total += std::exp(static_cast<double>(x));
+      EXPECT_EQ(order[static_cast<size_t>(answer.rank - 1)], answer.tokens.at(0));
+      EXPECT_EQ(answer.logprob_ids[0], answer.tokens.at(0));
+      EXPECT_EQ((std::vector<int32_t>(answer.logprob_ids.begin() + 1, answer.logprob_ids.end())),
+                (std::vector<int32_t>(order.begin(), order.begin() + kMaxLogprobs)));
+      for (size_t i = 0; i <= kMaxLogprobs; ++i)
+        EXPECT_NEAR(answer.logprobs[i], static_cast<double>(logits[static_cast<size_t>(answer.logprob_ids[i])]) - std::log(total), 2e-5);
+    }
+  }
+}
+
+TEST(Sample, PenaltiesSeeWhatWasDrawnWhereDraftsCountAsAccepted) {
+  Random random(33);
+  constexpr int64_t kVocab = 300;
+  SamplingParams params;
+  params.frequency_penalty = 1.5f;
+  params.presence_penalty = 0.5f;
+  params.seed = 12;
+  const std::vector<float> logits = random.normals(kVocab, 1.0f);
+  Sampler one(kVocab), many(kVocab);
+  one.set(params);
+  many.set(params);
+  std::vector<int32_t> expected, text;
+  for (int i = 0; i < 40; ++i) expected.push_back(one.sample(logits).tokens.at(0));
+  many.set_drafts({0, 0, 0});  // none of which is right
+  for (int i = 0; i < 10; ++i) {
+    const auto answer = many.verify_as_if({logits, logits, logits, logits}, 3);
+    EXPECT_EQ(answer.tokens.size(), 4u);
+    text.insert(text.end(), answer.tokens.begin(), answer.tokens.end());
+  }
+  EXPECT_EQ(text, expected);
+}
+
+TEST(Sample, FindsTheArgmaxOfManyRowsOfALargeVocabulary) {
+  Random random(34);
+  for (const int64_t vocab : kLargeVocabs) {
+    Bed bed;
+    const auto kernel = make_kernel<Sample>(bed, {vocab, vocab - 3, 0});
+    constexpr int64_t kRows = 5;
+    std::vector<float> logits = random.normals(kRows * vocab);
+    std::vector<int32_t> expected;
+    for (int64_t row = 0; row < kRows; ++row) {
+      const auto at = static_cast<int32_t>(row * (vocab - 4) / (kRows - 1));
+      for (int64_t id = at; id < vocab; id += vocab / 9) logits[static_cast<size_t>(row * vocab + id)] = 9;
+      logits[static_cast<size_t>(row * vocab + vocab - 2)] = 10;  // no text
+      expected.push_back(at);
+    }
+    const TensorView ids = bed.tensor(DType::kI32, {kRows});
+    Launch launch = bed.launch(*kernel, kRows);
+    kernel->enqueue_argmax(bed.tensor(DType::kF32, {kRows, vocab}, logits), ids, launch);
+    EXPECT_EQ((std::vector<int32_t>(ids.data<int32_t>(), ids.data<int32_t>() + kRows)), expected);
+  }
 }
 
 TEST(Sample, FindsTheArgmaxOfDraftRows) {

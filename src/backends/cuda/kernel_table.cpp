@@ -28,7 +28,7 @@ Result<std::unique_ptr<typename Op::Kernel>> make_sm90(const typename Op::Proble
 
 /// Candidates of an op, best first.
 template <class Op>
-constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90", accepts_sm90<Op>, make_sm90<Op>}, {"cuda.plain", accepts<Op>, make<Op>}};
+constexpr ops::Candidate<Op> kSm90[] = {{"cuda.sm90", accepts_sm90<Op>, make_sm90<Op>}, {"cuda.plain", accepts<Op>, make<Op>}};
 template <class Op>
 constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", accepts<Op>, make<Op>}};
 
@@ -51,16 +51,16 @@ constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cuda.mma", accepts_mma<ops:
 
 constinit const ops::KernelTable kKernelTable{
     .embed = kPlain<ops::Embed>,
-    .attn_in = kLinear<ops::AttnIn>,
+    .attn_in = kSm90<ops::AttnIn>,
     .attention = kMma<ops::Attention>,
-    .gdn_in = kLinear<ops::GdnIn>,
+    .gdn_in = kSm90<ops::GdnIn>,
     .gdn_mix = kGdnMix,
-    .out_residual = kLinear<ops::OutResidual>,
-    .mlp_in = kLinear<ops::MlpIn>,
-    .down_residual = kLinear<ops::DownResidual>,
-    .mtp_in = kLinear<ops::MtpIn>,
-    .head = kLinear<ops::Head>,
-    .sample = kPlain<ops::Sample>,
+    .out_residual = kSm90<ops::OutResidual>,
+    .mlp_in = kSm90<ops::MlpIn>,
+    .down_residual = kSm90<ops::DownResidual>,
+    .mtp_in = kSm90<ops::MtpIn>,
+    .head = kSm90<ops::Head>,
+    .sample = kSm90<ops::Sample>,
     .draft_rows = kPlain<ops::DraftRows>,
     .state_copy = kPlain<ops::StateCopy>,
     .combine = kPlain<ops::Combine>,

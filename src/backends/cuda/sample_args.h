@@ -26,7 +26,14 @@ struct SampleArgs {
   int32_t *tokens, *sampled, *non_finite;
   float* logprobs;
   int32_t *logprob_ids, *chosen_rank;
+  // Of the kernels in sample_sm90.cu.
+  int32_t num_runs;
+  int32_t* drawn;  // by row of logits
 };
+
+/// Of the kernels in sample_sm90.cu: blocks that share a row, their shared memory beside the row, the logits of a block, the draws of a
+/// run.
+inline constexpr int kSampleCluster = 8, kSampleSharedBytes = 54 << 10, kMaxSampleSlice = 42 << 10, kMaxSampleDraws = 64;
 
 struct ArgmaxArgs {
   const float* logits;  // [rows, vocab_size]

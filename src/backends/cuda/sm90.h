@@ -2,10 +2,14 @@
 
 #include "ops/kernel_table.h"
 
-// The candidates named "cuda.sm90": linear layers on Hopper's matrix units (linear_sm90.cuh). fp8 weights meet activations quantised per row and group of 128,
-// bf16 weights bf16 activations. Each op has its file.
+// The candidates named "cuda.sm90". Linear layers on Hopper's matrix units (linear_sm90.cuh): fp8 weights meet activations quantised per
+// row and group of 128, bf16 weights bf16 activations. A sampler whose rows are shared by clusters of blocks (sample_sm90.cu). Each op has
+// its file.
 
 namespace quern::cuda::sm90 {
+
+/// Whether the device, and this build, have what these kernels are made of.
+ops::Verdict accepts_device(const ops::DeviceTraits& traits);
 
 #define QUERN_SM90(Op)                                                                    \
   ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits& traits); \
@@ -15,6 +19,7 @@ QUERN_SM90(GdnIn)
 QUERN_SM90(MlpIn)
 QUERN_SM90(MtpIn)
 QUERN_SM90(Head)
+QUERN_SM90(Sample)
 #undef QUERN_SM90
 ops::Verdict accepts(const ops::LinearResidual::Problem& problem, const ops::DeviceTraits& traits);
 Result<std::unique_ptr<ops::LinearResidual::Kernel>> make(const ops::LinearResidual::Problem& problem, ops::Device& device);

@@ -2,6 +2,7 @@
 
 #include "backends/cuda/device_code.h"
 #include "backends/cuda/plain.h"
+#include "backends/cuda/sm90.h"
 
 namespace quern::cuda::sm90 {
 
@@ -36,11 +37,17 @@ void Packers::pack_norm(Stream& stream, const ops::TensorView& weight, float* fa
   stream.launch(norm, {.grid = {plain::blocks_for(args.count, kThreads)}, .block = {kThreads}}, args);
 }
 
-ops::Verdict TileLayer::accepts(const Spec& spec, const ops::DeviceTraits& traits) {
+ops::Verdict accepts_device(const ops::DeviceTraits& traits) {
   if (ops::Verdict verdict = plain::has_device_code(traits); !verdict.accepted) return verdict;
-  if (traits.architecture != 90) return ops::refuse("wgmma is an instruction of sm_90, the device is sm_{}", traits.architecture);
+  if (traits.architecture != 90)
+    return ops::refuse("clusters, bulk copies and wgmma are used as sm_90 has them, the device is sm_{}", traits.architecture);
   const auto built = code_architectures();
   if (!built.empty() && std::find(built.begin(), built.end(), "90a") == built.end()) return ops::refuse("this build has no device code for sm_90a");
+  return ops::accept();
+}
+
+ops::Verdict TileLayer::accepts(const Spec& spec, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = accepts_device(traits); !verdict.accepted) return verdict;
   const ops::LinearShape& first = spec.parts.front();
   for (const ops::LinearShape& part : spec.parts) {
     if (part.out_features == 0 || part.in_features == 0) return ops::refuse("an empty shard");

@@ -1,0 +1,88 @@
+#include "backends/cuda/sample.h"
+#include "backends/cuda/sm90.h"
+
+namespace quern::cuda::sm90 {
+
+namespace {
+
+constexpr unsigned kThreads = 1024;  // of sample_sm90.cu
+constexpr unsigned kRunsPerBlock = 32;
+
+int64_t slice_of(int64_t vocab_size) { return (plain::blocks_for(vocab_size, kSampleCluster) + 3) / 4 * 4; }
+
+class SampleKernel final : public ops::Sample::Kernel {
+ public:
+  struct Functions {
+    Function<SampleArgs> draw, advance;
+    Function<ArgmaxArgs> argmax;
+  };
+  SampleKernel(const ops::Sample::Problem& problem, const Functions& functions)
+      : problem_(problem),
+        functions_(functions),
+        shared_bytes_(kSampleSharedBytes + static_cast<unsigned>(slice_of(problem.vocab_size) * static_cast<int64_t>(sizeof(float)))) {}
+
+  [[nodiscard]] std::string_view arithmetic() const override { return "cuda.sm90"; }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return static_cast<size_t>(max_rows) * sizeof(int32_t); }
+
+  void enqueue(const ops::TensorView& runs, const ops::TensorView& logits, const ops::TensorView& masks, const ops::SamplerTables& sampler,
+               const ops::SlotTables& slots, const ops::SampleOutput& out, ops::Launch& launch) const override {
+    if (runs.empty()) return;
+    SampleArgs args = sample_args(problem_, runs, logits, masks, sampler, slots, out);
+    const int64_t num_rows = logits.empty() ? 0 : logits.shape[0];
+    CHECK(launch.workspace.size_bytes() >= workspace_bytes(num_rows));
+    args.drawn = plain::address_or_null<int32_t>(launch.workspace);
+    Stream& stream = cuda_stream(launch.stream);
+    stream.launch(functions_.draw,
+                  {.grid = {kSampleCluster, static_cast<unsigned>(num_rows)},
+                   .block = {kThreads},
+                   .shared_bytes = shared_bytes_,
+                   .cluster = {kSampleCluster},
+                   .programmatic = true},
+                  args);
+    stream.launch(functions_.advance,
+                  {.grid = {plain::blocks_for(args.num_runs, kRunsPerBlock)}, .block = {kRunsPerBlock}, .programmatic = true}, args);
+  }
+
+  void enqueue_argmax(const ops::TensorView& logits, const ops::TensorView& ids, ops::Launch& launch) const override {
+    if (ids.empty()) return;
+    const ArgmaxArgs args{logits.data<float>(), static_cast<int32_t>(problem_.vocab_size), static_cast<int32_t>(problem_.num_tokens),
+                          ids.data<int32_t>()};
+    cuda_stream(launch.stream)
+        .launch(functions_.argmax,
+                {.grid = {kSampleCluster, static_cast<unsigned>(ids.shape[0])},
+                 .block = {kThreads},
+                 .cluster = {kSampleCluster},
+                 .programmatic = true},
+                args);
+  }
+
+ private:
+  ops::Sample::Problem problem_;
+  Functions functions_;
+  unsigned shared_bytes_;
+};
+
+}  // namespace
+
+ops::Verdict accepts(const ops::Sample::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = accepts_device(traits); !verdict.accepted) return verdict;
+  if (slice_of(problem.vocab_size) > kMaxSampleSlice)
+    return ops::refuse("a vocabulary of {}; up to {} fit the shared memory of {} blocks", problem.vocab_size,
+                       kSampleCluster * kMaxSampleSlice, kSampleCluster);
+  if (problem.k_max >= kMaxSampleDraws)
+    return ops::refuse("{} drafts in a verify; up to {} are supported", problem.k_max, kMaxSampleDraws - 1);
+  return plain::accepts(problem, traits);
+}
+
+Result<std::unique_ptr<ops::Sample::Kernel>> make(const ops::Sample::Problem& problem, ops::Device& device) {
+  Device& gpu = cuda_device(device);
+  constexpr int kMostSharedBytes =
+      kSampleSharedBytes + kMaxSampleSlice * static_cast<int>(sizeof(float));  // a function is made for samplers of all sizes
+  SampleKernel::Functions functions;
+  ASSIGN_OR_RETURN(functions.draw, gpu.function<SampleArgs>("sample_sm90", "sample_draw", kMostSharedBytes));
+  ASSIGN_OR_RETURN(functions.advance, gpu.function<SampleArgs>("sample_sm90", "sample_advance"));
+  ASSIGN_OR_RETURN(functions.argmax, gpu.function<ArgmaxArgs>("sample_sm90", "sample_argmax"));
+  return std::unique_ptr<ops::Sample::Kernel>(std::make_unique<SampleKernel>(problem, functions));
+}
+
+}  // namespace quern::cuda::sm90
