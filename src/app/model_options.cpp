@@ -153,7 +153,7 @@ OptionGroup device_group(ModelOptions& o) {
   return {
       "Device",
       {
-          {"--device", "NAME", "cpu (default); `plan` and `kernels` also know cards by name: b60, b70, h200, ...",
+          {"--device", "NAME", "cpu (default), cuda:N, opencl (the first Intel GPU) or opencl:N (any); `plan` and `kernels` also know cards by name: b60, b70, h200, ...",
            to_text(o.worker.device)},
           {"--threads", "N", "CPU threads (default: one per core); never changes results", to_integer(o.worker.num_threads, 1, 4096)},
           {"--kernel", "OP=CANDIDATE", "Use this kernel for an op or fail; may be repeated", to_kernel(o.worker.kernels), true},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <optional>
 
 #include "backends/cpu/cpu_info.h"
 #include "backends/cpu/device.h"
@@ -11,6 +12,7 @@
 #include "backends/cuda/device_code.h"
 #include "backends/cuda/kernel_table.h"
 #include "backends/known_cards.h"
+#include "backends/opencl/device.h"
 #include "backends/opencl/kernel_table.h"
 
 namespace quern::backends {
@@ -23,17 +25,22 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-/// "cuda:1" is {"cuda", 1}; "cuda" is {"cuda", 0}.
-Result<std::pair<std::string, int>> split_device_name(std::string_view name) {
+struct DeviceName {
+  std::string platform;
+  std::optional<int> ordinal;
+};
+/// "cuda:1" is {"cuda", 1}; "cuda" has no ordinal.
+Result<DeviceName> split_device_name(std::string_view name) {
   const size_t colon = name.find(':');
+  DeviceName split{lower(name.substr(0, colon)), {}};
+  if (colon == std::string_view::npos) return split;
+  const std::string_view digits = name.substr(colon + 1);
   int ordinal = 0;
-  if (colon != std::string_view::npos) {
-    const std::string_view digits = name.substr(colon + 1);
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), ordinal);
-    if (error != std::errc() || end != digits.data() + digits.size() || ordinal < 0)
-      return invalid_argument("device '{}': expected a name such as cpu, cuda:0 or opencl:1", name);
-  }
-  return std::pair(lower(name.substr(0, colon)), ordinal);
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), ordinal);
+  if (error != std::errc() || end != digits.data() + digits.size() || ordinal < 0)
+    return invalid_argument("device '{}': expected a name such as cpu, cuda:0 or opencl:1", name);
+  split.ordinal = ordinal;
+  return split;
 }
 
 }  // namespace
@@ -48,8 +55,9 @@ const ops::KernelTable& kernel_table(ops::Platform platform) {
 }
 
 Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const DeviceOptions& options) {
-  ASSIGN_OR_RETURN(const auto split, split_device_name(name));
-  const auto& [platform, ordinal] = split;
+  ASSIGN_OR_RETURN(const DeviceName split, split_device_name(name));
+  const std::string& platform = split.platform;
+  const int ordinal = split.ordinal.value_or(0);
   if (platform == "cpu") {
     if (ordinal != 0) return invalid_argument("device '{}': there is one CPU device, cpu or cpu:0", name);
     if (options.num_threads < 0) return invalid_argument("{} threads: a positive number, or 0 for one per core", options.num_threads);
@@ -60,8 +68,11 @@ Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const De
     if (!device) return make_error(device.error().code, "device '{}': {}; --device cpu works", name, device.error().message);
     return std::unique_ptr<ops::Device>(std::move(*device));
   }
-  if (platform == "opencl")
-    return make_error(ErrorCode::kUnsupported, "device '{}': {}; --device cpu works", name, opencl::kKernelTable.embed.why_absent());
+  if (platform == "opencl") {
+    auto device = opencl::Device::open(split.ordinal, {.inspectable = options.inspectable});
+    if (!device) return make_error(device.error().code, "device '{}': {}; --device cpu works", name, device.error().message);
+    return std::unique_ptr<ops::Device>(std::move(*device));
+  }
   return invalid_argument("unknown device '{}': cpu, cuda:N and opencl:N are known", name);
 }
 
@@ -115,7 +126,7 @@ std::vector<std::string> describe_devices() {
   std::vector<std::string> lines{fmt::format("cpu     {}, {} threads, {:.1f} GiB, {}", cpu.name, cpu.num_cores,
                                              static_cast<double>(cpu.memory_bytes) / (1ull << 30), fmt::join(features, " "))};
   for (std::string& line : cuda::describe_devices()) lines.push_back(std::move(line));
-  lines.push_back(fmt::format("opencl  none: {}", opencl::kKernelTable.embed.why_absent()));
+  for (std::string& line : opencl::describe_devices()) lines.push_back(std::move(line));
   return lines;
 }
 

@@ -42,10 +42,14 @@ inline std::string candidate_under_test() {
   const char* name = std::getenv("QUERN_TEST_CANDIDATE");
   return name != nullptr ? name : "cpu.plain";
 }
-/// Its platform, and the first device of that; where it is not the CPU, all beds share it.
+/// Its platform, and the first device of that, or QUERN_TEST_DEVICE; where it is not the CPU, all beds share it.
 inline std::string platform_under_test() { return candidate_under_test().substr(0, candidate_under_test().find('.')); }
+inline std::string device_under_test() {
+  const char* name = std::getenv("QUERN_TEST_DEVICE");
+  return name != nullptr ? name : platform_under_test() + ":0";
+}
 inline Result<std::unique_ptr<Device>> open_device_under_test(int num_threads = 2) {
-  return backends::open_device(platform_under_test(), {.num_threads = num_threads, .inspectable = true});
+  return backends::open_device(device_under_test(), {.num_threads = num_threads, .inspectable = true});
 }
 
 class Bed {

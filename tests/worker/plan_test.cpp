@@ -99,12 +99,22 @@ TEST(Plan, RefusesOptionsThatContradictTheModelAllAtOnce) {
   EXPECT_THAT(plan.error().message, HasSubstr("1.5"));
 }
 
-TEST(Plan, NamesTheKernelsThatAPlatformLacksAndWhoWantsThem) {
-  const auto plan = plan_27b("config.fp8.json", "b60");
+TEST(Plan, NamesTheKernelsThatRefuseAndWhoWantsThem) {
+  WorkerOptions options;
+  options.kernels = {{"mlp_in", "cuda.sm90"}};
+  const auto plan = plan_27b("config.fp8.json", "a100", options);
   ASSERT_OK(plan);
   EXPECT_THAT(plan->refusals(), HasSubstr("mlp_in"));
   EXPECT_THAT(plan->refusals(), HasSubstr("wanted by layers.0.mlp"));
-  EXPECT_THAT(plan->refusals(), HasSubstr("opencl.plain"));
+  EXPECT_THAT(plan->refusals(), HasSubstr("cuda.plain"));
+}
+
+TEST(Plan, HasAKernelForEveryOpOnIntelCards) {
+  for (const char* card : {"b60", "b70"}) {
+    const auto plan = plan_27b("config.fp8.json", card);
+    ASSERT_OK(plan);
+    EXPECT_EQ(plan->refusals(), "") << card;
+  }
 }
 
 TEST(Plan, RefusesAKernelNameThatThePlatformDoesNotHave) {

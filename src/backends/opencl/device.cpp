@@ -1,0 +1,398 @@
+#include "backends/opencl/device.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "backends/opencl/kernel_source.h"
+#include "backends/opencl/stream.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/log.h"
+
+namespace quern::opencl {
+
+namespace {
+
+constexpr size_t kHostAlignment = 4096;
+
+/// Host memory from which copies run at full speed: shared memory of the driver, or a buffer that stays mapped. Not counted as the device's.
+class HostBuffer final : public ops::Buffer {
+ public:
+  HostBuffer(std::shared_ptr<Context> context, QueueObject* queue, MemoryObject* mapped, std::byte* address, size_t size_bytes)
+      : context_(std::move(context)), queue_(queue), mapped_(mapped), address_(address), size_bytes_(size_bytes) {}
+  ~HostBuffer() override {
+    if (mapped_ == nullptr) {
+      context_->free_shared(context_->handle, address_);
+      return;
+    }
+    context_->driver.unmap(queue_, mapped_, address_, 0, nullptr, nullptr);
+    context_->driver.finish(queue_);
+    context_->driver.memory_release(mapped_);
+  }
+  [[nodiscard]] std::byte* address() const override { return address_; }
+  [[nodiscard]] size_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  std::shared_ptr<Context> context_;
+  QueueObject* queue_;
+  MemoryObject* mapped_;  // null: shared memory
+  std::byte* address_;
+  size_t size_bytes_;
+};
+
+template <class T>
+T number_of(const Driver& driver, DeviceObject* device, uint32_t what) {
+  T value{};
+  return driver.device_info(device, what, sizeof value, &value, nullptr) == kSuccess ? value : T{};
+}
+template <class Get>
+std::string text_from(const Get& get) {
+  size_t size = 0;
+  if (get(0, nullptr, &size) != kSuccess || size == 0) return {};
+  std::string text(size, '\0');
+  if (get(size, text.data(), nullptr) != kSuccess) return {};
+  text.resize(text.find('\0') == std::string::npos ? size : text.find('\0'));
+  const size_t first = text.find_first_not_of(' ');
+  return first == std::string::npos ? std::string() : text.substr(first, text.find_last_not_of(' ') + 1 - first);
+}
+std::string text_of(const Driver& driver, DeviceObject* device, uint32_t what) {
+  return text_from([&](size_t size, void* value, size_t* size_out) { return driver.device_info(device, what, size, value, size_out); });
+}
+std::string platform_text(const Driver& driver, PlatformObject* platform, uint32_t what) {
+  return text_from([&](size_t size, void* value, size_t* size_out) { return driver.platform_info(platform, what, size, value, size_out); });
+}
+
+struct Found {
+  PlatformObject* platform;
+  DeviceObject* device;
+  bool intel_gpu;
+};
+
+/// All devices, Intel GPUs first.
+Result<std::vector<Found>> find_devices(const Driver& driver) {
+  uint32_t num_platforms = 0;
+  const Status status = driver.platform_ids(0, nullptr, &num_platforms);
+  if (status == kPlatformNotFound || (status == kSuccess && num_platforms == 0))
+    return make_error(ErrorCode::kUnsupported, "the OpenCL loader finds no driver (packages such as intel-opencl-icd and pocl-opencl-icd register one in /etc/OpenCL/vendors)");
+  if (status != kSuccess) return make_error(ErrorCode::kUnsupported, "the OpenCL loader does not list its drivers: {}", describe(status));
+  std::vector<PlatformObject*> platforms(num_platforms);
+  driver.platform_ids(num_platforms, platforms.data(), nullptr);
+  std::vector<Found> found;
+  for (PlatformObject* platform : platforms) {
+    uint32_t num_devices = 0;
+    if (driver.device_ids(platform, kDeviceTypeAll, 0, nullptr, &num_devices) != kSuccess || num_devices == 0) continue;
+    std::vector<DeviceObject*> devices(num_devices);
+    if (driver.device_ids(platform, kDeviceTypeAll, num_devices, devices.data(), nullptr) != kSuccess) continue;
+    for (DeviceObject* device : devices)
+      found.push_back({platform, device, number_of<uint32_t>(driver, device, kDeviceVendorId) == kVendorIntel && (number_of<uint64_t>(driver, device, kDeviceType) & kDeviceTypeGpu) != 0});
+  }
+  if (found.empty()) return make_error(ErrorCode::kUnsupported, "the OpenCL drivers find no device");
+  std::stable_partition(found.begin(), found.end(), [](const Found& f) { return f.intel_gpu; });
+  return found;
+}
+
+Result<Found> pick(const Driver& driver, std::optional<int> ordinal) {
+  ASSIGN_OR_RETURN(const std::vector<Found> found, find_devices(driver));
+  if (!ordinal) {
+    if (found.front().intel_gpu) return found.front();
+    return make_error(ErrorCode::kUnsupported, "none of the {} OpenCL devices is an Intel GPU; opencl:0 takes {} all the same", found.size(),
+                      text_of(driver, found.front().device, kDeviceName));
+  }
+  if (*ordinal >= std::ssize(found))
+    return make_error(ErrorCode::kUnsupported, "there {} {} OpenCL device{} here, counted from 0", found.size() == 1 ? "is" : "are", found.size(), found.size() == 1 ? "" : "s");
+  return found[static_cast<size_t>(*ordinal)];
+}
+
+/// 2021 and 2031 for the chips that we know, 0 for others (ops::DeviceTraits).
+int architecture_of(const Driver& driver, const Found& found) {
+  if (!found.intel_gpu) return 0;
+  const auto version = number_of<uint32_t>(driver, found.device, kDeviceIpVersionIntel);
+  const uint32_t major = version >> 22, minor = version >> 14 & 0xff;
+  return major == 20 && (minor == 1 || minor == 2) ? 2011 + 10 * static_cast<int>(minor) : 0;
+}
+
+ops::DeviceTraits read_traits(const Driver& driver, const Found& found) {
+  ops::DeviceTraits traits;
+  traits.platform = ops::Platform::kOpenCl;
+  traits.name = text_of(driver, found.device, kDeviceName);
+  traits.memory_bytes = number_of<uint64_t>(driver, found.device, kDeviceGlobalMemory);
+  traits.num_cores = static_cast<int>(number_of<uint32_t>(driver, found.device, kDeviceMaxComputeUnits));
+  traits.architecture = architecture_of(driver, found);
+  traits.read_bandwidth = traits.architecture == 2021 ? 456e9 : traits.architecture == 2031 ? 608e9 : 0;  // datasheets; OpenCL does not say
+  if (number_of<uint64_t>(driver, found.device, kDeviceDoubleFpConfig) == 0) {
+    traits.device_code = false;
+    traits.why_no_device_code = "the device has no double precision, which sampling needs";
+  }
+  const std::string version = text_of(driver, found.device, kDeviceVersion);  // "OpenCL 3.0 ..."
+  if (!version.starts_with("OpenCL 3.")) {
+    traits.device_code = false;
+    traits.why_no_device_code = fmt::format("the device supports {}, OpenCL 3.0 is needed", version);
+  }
+  return traits;
+}
+
+/// The line of a build log that says what is wrong.
+std::string first_fault(const std::string& log) {
+  for (size_t begin = 0; begin < log.size();) {
+    const size_t end = std::min(log.find('\n', begin), log.size());
+    const std::string line = log.substr(begin, end - begin);
+    if (line.find("error") != std::string::npos) return line;
+    begin = end + 1;
+  }
+  return log.empty() ? "the driver gives no reason" : log.substr(0, log.find('\n'));
+}
+
+}  // namespace
+
+Buffer::Buffer(std::shared_ptr<Context> context, MemoryObject* handle, std::byte* host, size_t size_bytes)
+    : context_(std::move(context)), handle_(handle), host_(host), size_bytes_(size_bytes) {
+  context_->allocated_bytes.fetch_add(size_bytes_, std::memory_order_relaxed);
+}
+Buffer::~Buffer() {
+  context_->allocated_bytes.fetch_sub(size_bytes_, std::memory_order_relaxed);
+  if (handle_ != nullptr) context_->driver.memory_release(handle_);
+  std::free(host_);
+}
+
+Place place_of(const ops::TensorView& view) {
+  if (view.empty()) return {};
+  return {static_cast<const Buffer*>(view.buffer), view.offset_bytes};
+}
+Place place_in(const ops::Buffer& buffer, size_t offset_bytes) {
+  const auto& memory = static_cast<const Buffer&>(buffer);
+  return memory.handle() == nullptr ? Place{} : Place{&memory, offset_bytes};
+}
+
+std::string DeviceOptions::default_program_cache() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache == '/') return fmt::format("{}/quern/opencl", cache);
+  const char* home = std::getenv("HOME");
+  return home != nullptr && *home == '/' ? fmt::format("{}/.cache/quern/opencl", home) : std::string();
+}
+
+Result<std::unique_ptr<Device>> Device::open(std::optional<int> ordinal, const DeviceOptions& options) {
+  ASSIGN_OR_RETURN(const Driver* driver, Driver::load());
+  ASSIGN_OR_RETURN(const Found found, pick(*driver, ordinal));
+  ops::DeviceTraits traits = read_traits(*driver, found);
+  if (!traits.device_code) return make_error(ErrorCode::kUnsupported, "{}: {}", traits.name, traits.why_no_device_code);
+  Status status = kSuccess;
+  ContextObject* handle = driver->context_create(nullptr, 1, &found.device, nullptr, nullptr, &status);
+  if (handle == nullptr) return make_error(ErrorCode::kUnsupported, "{} cannot be used: {}", traits.name, describe(status));
+  auto context = std::make_shared<Context>(*driver, found.platform, found.device, handle, traits.name);
+  if (text_of(*driver, found.device, kDeviceExtensions).find("cl_intel_unified_shared_memory") != std::string::npos) {
+    const auto look_up = [&](const char* name) { return driver->extension_function(found.platform, name); };
+    context->allocate_host = reinterpret_cast<decltype(context->allocate_host)>(look_up("clHostMemAllocINTEL"));
+    context->free_shared = reinterpret_cast<decltype(context->free_shared)>(look_up("clMemBlockingFreeINTEL"));
+    if (context->free_shared == nullptr) context->allocate_host = nullptr;
+  }
+  QueueObject* queue = driver->queue_create(handle, found.device, nullptr, &status);
+  if (queue == nullptr) return make_error(ErrorCode::kUnsupported, "{} makes no queue: {}", traits.name, describe(status));
+  return std::unique_ptr<Device>(new Device(std::move(context), queue, std::move(traits), text_of(*driver, found.device, kDriverVersion), options));
+}
+
+Device::Device(std::shared_ptr<Context> context, QueueObject* queue, ops::DeviceTraits traits, std::string driver_version, const DeviceOptions& options)
+    : context_(std::move(context)), queue_(queue), traits_(std::move(traits)), driver_version_(std::move(driver_version)), options_(options) {
+  const Driver& driver = context_->driver;
+  local_memory_bytes_ = number_of<uint64_t>(driver, context_->device, kDeviceLocalMemory);
+  largest_allocation_ = number_of<uint64_t>(driver, context_->device, kDeviceMaxAllocation);
+  if (traits_.architecture != 0) largest_allocation_ = traits_.memory_bytes;  // kMemoryUnrestrictedSizeIntel
+  exact_division_ = (number_of<uint64_t>(driver, context_->device, kDeviceSingleFpConfig) & kFpCorrectlyRoundedDivide) != 0;
+}
+
+Device::~Device() {
+  for (const auto& [key, program] : programs_) {
+    for (const auto& [name, kernel] : program.kernels) context_->driver.kernel_release(kernel);
+    context_->driver.program_release(program.handle);
+  }
+  context_->driver.queue_release(queue_);
+}
+
+Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::string_view purpose) {
+  const Driver& driver = context_->driver;
+  if (size_bytes == 0) return std::unique_ptr<ops::Buffer>(std::make_unique<Buffer>(context_, nullptr, nullptr, 0));
+  if (size_bytes > traits_.memory_bytes - std::min<uint64_t>(allocated_bytes(), traits_.memory_bytes))
+    return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes on {}, which has {} in all; {} are already allocated", purpose, size_bytes, traits_.name,
+                      traits_.memory_bytes, allocated_bytes());
+  if (size_bytes > largest_allocation_)
+    return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes in one piece, {} gives {} at most", purpose, size_bytes, traits_.name, largest_allocation_);
+  std::byte* host = nullptr;
+  uint64_t flags = kMemoryReadWrite | (traits_.architecture != 0 ? kMemoryUnrestrictedSizeIntel : 0);
+  if (options_.inspectable) {
+    host = static_cast<std::byte*>(std::aligned_alloc(kHostAlignment, (size_bytes + kHostAlignment - 1) / kHostAlignment * kHostAlignment));
+    if (host == nullptr) return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes of host memory, which are not there", purpose, size_bytes);
+    std::fill_n(host, size_bytes, std::byte{0});
+    flags |= kMemoryUseHostPointer;
+  }
+  Status status = kSuccess;
+  MemoryObject* handle = driver.buffer_create(context_->handle, flags, size_bytes, host, &status);
+  if (handle == nullptr) std::free(host);
+  const auto failed = [&](const char* what) {
+    return make_error(status == kMemoryAllocationFailure || status == kOutOfResources || status == kOutOfHostMemory ? ErrorCode::kResourceExhausted : ErrorCode::kInternal,
+                      "{} ({} bytes) cannot be {} on {}, where {} are already allocated: {}", purpose, size_bytes, what, traits_.name, allocated_bytes(), describe(status));
+  };
+  if (handle == nullptr) return failed("allocated");
+  auto buffer = std::make_unique<Buffer>(context_, handle, host, size_bytes);
+  if (options_.inspectable) {
+    driver.map(queue_, handle, kTrue, kMapRead | kMapWrite, 0, size_bytes, 0, nullptr, nullptr, &status);
+    if (status != kSuccess) return failed("mapped");
+  } else {
+    constexpr unsigned char kZero = 0;
+    status = driver.fill(queue_, handle, &kZero, sizeof kZero, 0, size_bytes, 0, nullptr, nullptr);
+    if (status == kSuccess) status = driver.finish(queue_);
+    if (status != kSuccess) return failed("cleared");
+  }
+  return std::unique_ptr<ops::Buffer>(std::move(buffer));
+}
+
+Result<std::unique_ptr<ops::Buffer>> Device::allocate_host(size_t size_bytes, std::string_view purpose) {
+  const size_t size = std::max<size_t>(size_bytes, 1);
+  Status status = kSuccess;
+  if (context_->allocate_host != nullptr) {
+    void* memory = context_->allocate_host(context_->handle, nullptr, size, 0, &status);
+    if (memory != nullptr && status == kSuccess)
+      return std::unique_ptr<ops::Buffer>(std::make_unique<HostBuffer>(context_, queue_, nullptr, static_cast<std::byte*>(memory), size));
+  }
+  MemoryObject* mapped = context_->driver.buffer_create(context_->handle, kMemoryReadWrite | kMemoryAllocHostPointer, size, nullptr, &status);
+  void* memory = mapped == nullptr ? nullptr : context_->driver.map(queue_, mapped, kTrue, kMapRead | kMapWrite, 0, size, 0, nullptr, nullptr, &status);
+  if (memory == nullptr) {
+    if (mapped != nullptr) context_->driver.memory_release(mapped);
+    return make_error(ErrorCode::kResourceExhausted, "{}: {} bytes of host memory cannot be had from the driver of {}: {}", purpose, size_bytes, traits_.name, describe(status));
+  }
+  return std::unique_ptr<ops::Buffer>(std::make_unique<HostBuffer>(context_, queue_, mapped, static_cast<std::byte*>(memory), size));
+}
+
+Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
+  Status status = kSuccess;
+  QueueObject* queue = context_->driver.queue_create(context_->handle, context_->device, nullptr, &status);
+  if (queue == nullptr) return make_error(ErrorCode::kInternal, "{} makes no queue: {}", traits_.name, describe(status));
+  return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(context_, queue, options_.inspectable));
+}
+
+Result<std::unique_ptr<ops::Buffer>> Device::upload(std::span<const int32_t> values, std::string_view purpose) {
+  ASSIGN_OR_RETURN(auto buffer, allocate(values.size_bytes(), purpose));
+  if (values.empty()) return buffer;
+  if (options_.inspectable) {
+    std::copy_n(reinterpret_cast<const std::byte*>(values.data()), values.size_bytes(), buffer->address());
+    return buffer;
+  }
+  const Status status =
+      context_->driver.write(queue_, static_cast<Buffer&>(*buffer).handle(), kTrue, 0, values.size_bytes(), values.data(), 0, nullptr, nullptr);
+  if (status != kSuccess) return make_error(ErrorCode::kInternal, "{} cannot be copied to {}: {}", purpose, traits_.name, describe(status));
+  return buffer;
+}
+
+Result<Function> Device::function(std::string_view unit, const char* name, std::string_view definitions) {
+  const std::string key = fmt::format("{} {}", unit, definitions);
+  auto program = programs_.find(key);
+  if (program == programs_.end()) {
+    ASSIGN_OR_RETURN(ProgramObject * handle, build(unit, definitions));
+    program = programs_.emplace(key, Program{handle, {}}).first;
+  }
+  auto& kernels = program->second.kernels;
+  auto found = kernels.find(name);
+  if (found == kernels.end()) {
+    Status status = kSuccess;
+    KernelObject* handle = context_->driver.kernel_create(program->second.handle, name, &status);
+    if (handle == nullptr) return make_error(ErrorCode::kInternal, "the OpenCL source '{}' has no kernel '{}': {}", unit, name, describe(status));
+    found = kernels.emplace(name, handle).first;
+  }
+  return Function{found->second, found->first.c_str()};
+}
+
+Result<ProgramObject*> Device::build(std::string_view unit, std::string_view definitions) {
+  ASSIGN_OR_RETURN(const std::string source, unit_source(unit));
+  std::string options = "-cl-std=CL1.2";
+  if (exact_division_) options += " -cl-fp32-correctly-rounded-divide-sqrt";
+  if (!definitions.empty()) options += fmt::format(" {}", definitions);
+  if (options_.program_cache.empty()) return build_from(source, options, unit);
+  const std::string made_for = fmt::format("{}\n{}\n{}\n{}\n", platform_text(context_->driver, context_->platform, kPlatformVersion), traits_.name, driver_version_, options);
+  const uint64_t high = fnv1a(source, fnv1a(made_for)), low = hash_combine(fnv1a(made_for, high), source.size());
+  const std::string path = fmt::format("{}/{}-{:016x}{:016x}.bin", options_.program_cache, unit, high, low);
+  if (ProgramObject* cached = load_cached(path, options); cached != nullptr) return cached;
+  ASSIGN_OR_RETURN(ProgramObject * program, build_from(source, options, unit));
+  store_cached(path, program);
+  return program;
+}
+
+Result<ProgramObject*> Device::build_from(const std::string& source, const std::string& options, std::string_view unit) {
+  const Driver& driver = context_->driver;
+  Status status = kSuccess;
+  const char* text = source.c_str();
+  const size_t length = source.size();
+  ProgramObject* program = driver.program_from_source(context_->handle, 1, &text, &length, &status);
+  if (program == nullptr) return make_error(ErrorCode::kInternal, "{} takes no source of '{}': {}", traits_.name, unit, describe(status));
+  status = driver.program_build(program, 1, &context_->device, options.c_str(), nullptr, nullptr);
+  if (status == kSuccess) return program;
+  const std::string log = text_from(
+      [&](size_t size, void* value, size_t* size_out) { return driver.program_build_info(program, context_->device, kProgramBuildLog, size, value, size_out); });
+  driver.program_release(program);
+  log_debug("build log of '{}' ({}):\n{}", unit, options, log);
+  return make_error(ErrorCode::kUnsupported, "{} does not build the OpenCL source '{}' ({}): {}", traits_.name, unit, describe(status), first_fault(log));
+}
+
+// A cached program is a file of a checksum and the driver's binary. Whatever is wrong with it, it is built again.
+
+ProgramObject* Device::load_cached(const std::string& path, const std::string& options) const {
+  const Driver& driver = context_->driver;
+  auto file = read_file(path);
+  if (!file || file->size() <= sizeof(uint64_t)) return nullptr;
+  const std::string_view binary = std::string_view(*file).substr(sizeof(uint64_t));
+  uint64_t checksum = 0;
+  std::copy_n(file->data(), sizeof checksum, reinterpret_cast<char*>(&checksum));
+  if (checksum != fnv1a(binary)) {
+    log_warning("{} is damaged; the program is built again", path);
+    return nullptr;
+  }
+  const size_t length = binary.size();
+  const auto* bytes = reinterpret_cast<const unsigned char*>(binary.data());
+  Status accepted = kSuccess, status = kSuccess;
+  ProgramObject* program = driver.program_from_binary(context_->handle, 1, &context_->device, &length, &bytes, &accepted, &status);
+  if (program == nullptr) return nullptr;
+  if (accepted == kSuccess && driver.program_build(program, 1, &context_->device, options.c_str(), nullptr, nullptr) == kSuccess) return program;
+  driver.program_release(program);
+  return nullptr;
+}
+
+void Device::store_cached(const std::string& path, ProgramObject* program) const {
+  const Driver& driver = context_->driver;
+  size_t size = 0;
+  if (driver.program_info(program, kProgramBinarySizes, sizeof size, &size, nullptr) != kSuccess || size == 0) return;
+  std::string file(sizeof(uint64_t) + size, '\0');
+  auto* binary = reinterpret_cast<unsigned char*>(file.data() + sizeof(uint64_t));
+  if (driver.program_info(program, kProgramBinaries, sizeof(unsigned char*), &binary, nullptr) != kSuccess) return;
+  const uint64_t checksum = fnv1a(std::string_view(file).substr(sizeof(uint64_t)));
+  std::copy_n(reinterpret_cast<const char*>(&checksum), sizeof checksum, file.data());
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  if (const auto written = write_file(path, file); !written) log_debug("the built program is not kept: {}", written.error().message);
+}
+
+Device& opencl_device(ops::Device& device) {
+  CHECK(device.traits().platform == ops::Platform::kOpenCl);
+  return static_cast<Device&>(device);
+}
+
+Result<ops::DeviceTraits> traits_of(std::optional<int> ordinal) {
+  ASSIGN_OR_RETURN(const Driver* driver, Driver::load());
+  ASSIGN_OR_RETURN(const Found found, pick(*driver, ordinal));
+  return read_traits(*driver, found);
+}
+
+std::vector<std::string> describe_devices() {
+  const auto driver = Driver::load();
+  if (!driver) return {fmt::format("opencl  none: {}", driver.error().message)};
+  const auto found = find_devices(**driver);
+  if (!found) return {fmt::format("opencl  none: {}", found.error().message)};
+  std::vector<std::string> lines;
+  for (size_t ordinal = 0; ordinal < found->size(); ++ordinal) {
+    const Found& f = (*found)[ordinal];
+    const ops::DeviceTraits traits = read_traits(**driver, f);
+    lines.push_back(fmt::format("opencl:{}  {}, {} compute units, {:.1f} GiB, {}, driver {}{}", ordinal, traits.name, traits.num_cores,
+                                static_cast<double>(traits.memory_bytes) / (1ull << 30), platform_text(**driver, f.platform, kPlatformName),
+                                text_of(**driver, f.device, kDriverVersion), traits.device_code ? std::string() : fmt::format(" (not usable: {})", traits.why_no_device_code)));
+  }
+  return lines;
+}
+
+}  // namespace quern::opencl

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backends/opencl/driver.h"
+#include "ops/device.h"
+
+namespace quern::opencl {
+
+/// The driver's context of one device; what a Device shares with the buffers and streams that may outlive it.
+struct Context {
+  const Driver& driver;
+  PlatformObject* platform;
+  DeviceObject* device;
+  ContextObject* handle;
+  std::string device_name;
+  std::atomic<size_t> allocated_bytes{0};
+  // Unified shared memory (cl_intel_unified_shared_memory); null where the driver has none.
+  void* (*allocate_host)(ContextObject* context, const uint64_t* properties, size_t size, uint32_t alignment, Status* status) = nullptr;
+  Status (*free_shared)(ContextObject* context, void* address) = nullptr;
+
+  Context(const Driver& d, PlatformObject* p, DeviceObject* o, ContextObject* h, std::string name)
+      : driver(d), platform(p), device(o), handle(h), device_name(std::move(name)) {}
+  ~Context() { driver.context_release(handle); }
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+};
+
+/// Memory of one device. The host sees it only where the device is inspectable; between launches it is mapped then.
+class Buffer final : public ops::Buffer {
+ public:
+  Buffer(std::shared_ptr<Context> context, MemoryObject* handle, std::byte* host, size_t size_bytes);
+  ~Buffer() override;
+  [[nodiscard]] std::byte* address() const override { return host_; }
+  [[nodiscard]] size_t size_bytes() const override { return size_bytes_; }
+  [[nodiscard]] MemoryObject* handle() const { return handle_; }
+
+ private:
+  std::shared_ptr<Context> context_;
+  MemoryObject* handle_;
+  std::byte* host_;
+  size_t size_bytes_;
+};
+
+/// A place in a Buffer as kernels take it: two parameters, the memory and an offset in bytes (PLACE in numeric.clh). No buffer: a null pointer.
+struct Place {
+  const Buffer* buffer = nullptr;
+  uint64_t offset_bytes = 0;
+};
+/// Place of a view's first element; of nothing where the view is empty.
+Place place_of(const ops::TensorView& view);
+/// Place `offset_bytes` into a buffer.
+Place place_in(const ops::Buffer& buffer, size_t offset_bytes);
+
+/// A kernel of a built program.
+struct Function {
+  KernelObject* handle = nullptr;
+  const char* name = "";  // for messages
+};
+
+/// Work-groups along each axis, and work-items of a group. A zero extent launches nothing.
+struct LaunchShape {
+  size_t groups[3] = {1, 1, 1};
+  size_t items[3] = {1, 1, 1};
+};
+
+struct DeviceOptions {
+  /// For tests that read and write tensors with the host's pointers: memory is host memory, mapped except during launches, and every launch is awaited.
+  bool inspectable = false;
+  /// Where built programs are kept; empty: nowhere.
+  std::string program_cache = default_program_cache();
+
+  /// $XDG_CACHE_HOME/quern/opencl or ~/.cache/quern/opencl
+  static std::string default_program_cache();
+};
+
+/// One OpenCL device, used by one worker thread.
+class Device final : public ops::Device {
+ public:
+  /// `ordinal` counts all devices, Intel GPUs first; without one, the first Intel GPU is meant and no other device will do.
+  static Result<std::unique_ptr<Device>> open(std::optional<int> ordinal, const DeviceOptions& options = {});
+  ~Device() override;
+
+  [[nodiscard]] const ops::DeviceTraits& traits() const override { return traits_; }
+  Result<std::unique_ptr<ops::Buffer>> allocate(size_t size_bytes, std::string_view purpose) override;
+  Result<std::unique_ptr<ops::Buffer>> allocate_host(size_t size_bytes, std::string_view purpose) override;
+  Result<std::unique_ptr<ops::Stream>> make_stream() override;
+  [[nodiscard]] size_t allocated_bytes() const override { return context_->allocated_bytes.load(std::memory_order_relaxed); }
+
+  [[nodiscard]] const Context& context() const { return *context_; }
+  [[nodiscard]] size_t local_memory_bytes() const { return local_memory_bytes_; }
+
+  /// Kernel `name` of `unit` (a .cl file of this folder), built with `definitions` such as "-DACTIVATION_BF16 -DKV_E4M3". A program is built at its first use, or
+  /// taken from the cache on disk. An error holds the first line of the build log that names a fault.
+  Result<Function> function(std::string_view unit, const char* name, std::string_view definitions = {});
+  /// A small table in device memory, there when this returns.
+  Result<std::unique_ptr<ops::Buffer>> upload(std::span<const int32_t> values, std::string_view purpose);
+
+ private:
+  Device(std::shared_ptr<Context> context, QueueObject* queue, ops::DeviceTraits traits, std::string driver_version, const DeviceOptions& options);
+  Result<ProgramObject*> build(std::string_view unit, std::string_view definitions);
+  Result<ProgramObject*> build_from(const std::string& source, const std::string& options, std::string_view unit);
+  ProgramObject* load_cached(const std::string& path, const std::string& options) const;
+  void store_cached(const std::string& path, ProgramObject* program) const;
+
+  std::shared_ptr<Context> context_;
+  QueueObject* queue_;  // for what is done while things are made
+  ops::DeviceTraits traits_;
+  std::string driver_version_;
+  DeviceOptions options_;
+  size_t local_memory_bytes_ = 0, largest_allocation_ = 0;
+  bool exact_division_ = false;
+  struct Program {
+    ProgramObject* handle = nullptr;
+    std::map<std::string, KernelObject*, std::less<>> kernels;
+  };
+  std::map<std::string, Program, std::less<>> programs_;  // by unit and definitions
+};
+
+/// The Device behind an ops::Device of this platform.
+Device& opencl_device(ops::Device& device);
+
+/// Traits of a device that is not opened: those of opencl:N.
+Result<ops::DeviceTraits> traits_of(std::optional<int> ordinal);
+
+/// What `doctor` says of every device, or of why there is none.
+std::vector<std::string> describe_devices();
+
+}  // namespace quern::opencl

@@ -1,0 +1,125 @@
+#include "backends/opencl/packed_linear.h"
+
+#include "backends/opencl/plain.h"
+#include "base/shape.h"
+
+namespace quern::opencl {
+
+using ops::kScaleBlock;
+using ops::WeightScheme;
+
+namespace {
+
+constexpr size_t kLanes = 16, kFeatures = 4, kRows = 4;  // of linear.cl
+constexpr size_t kItems = 64;                            // of norm.cl
+
+/// Where a weight's slice begins inside its first scale block; known when it is packed, so it is kept beside the weight.
+struct GridOffsets {
+  int64_t row = 0, column = 0;
+};
+
+int64_t scale_blocks(int64_t offset, int64_t extent) { return ceil_div(offset + extent, kScaleBlock); }
+
+/// Most scales a weight of this shape can have, wherever it begins in the scale grid.
+int64_t max_scales(const ops::LinearShape& shape) {
+  switch (shape.scheme) {
+    case WeightScheme::kF32:
+    case WeightScheme::kBF16:
+    case WeightScheme::kF16: return 0;
+    case WeightScheme::kFp8Block: return (ceil_div(shape.out_features, kScaleBlock) + 1) * (ceil_div(shape.in_features, kScaleBlock) + 1);
+    case WeightScheme::kFp8Channel: return shape.out_features;
+    case WeightScheme::kFp8Tensor: return 1;
+  }
+  CHECK_UNREACHABLE();
+}
+
+ops::TensorView bytes_of(ops::Buffer& buffer, size_t offset, size_t size) { return {&buffer, offset, DType::kU8, Shape{static_cast<int64_t>(size)}}; }
+
+const char* weight_definition(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return "-DWEIGHT_F32";
+    case DType::kBF16: return "-DWEIGHT_BF16";
+    case DType::kF16: return "-DWEIGHT_F16";
+    case DType::kE4M3: return "-DWEIGHT_E4M3";
+    default: CHECK_UNREACHABLE();
+  }
+}
+
+}  // namespace
+
+PackedLinear::PackedLinear(const ops::LinearShape& shape, size_t offset_bytes) : shape_(shape), weight_at_(offset_bytes) {
+  const size_t weight_bytes = static_cast<size_t>(shape.out_features * shape.in_features) * dtype_size(dtype());
+  scale_at_ = Scratch::size(weight_at_ + weight_bytes);
+  offsets_at_ = static_cast<size_t>(round_up(static_cast<int64_t>(scale_at_) + max_scales(shape) * 4, sizeof(GridOffsets)));
+  end_ = ops::is_fp8(shape.scheme) ? Scratch::size(offsets_at_ + sizeof(GridOffsets)) : scale_at_;
+}
+
+int32_t PackedLinear::scales() const {
+  switch (shape_.scheme) {
+    case WeightScheme::kF32:
+    case WeightScheme::kBF16:
+    case WeightScheme::kF16: return kScalesNone;
+    case WeightScheme::kFp8Block: return kScalesBlock;
+    case WeightScheme::kFp8Channel: return kScalesChannel;
+    case WeightScheme::kFp8Tensor: return kScalesTensor;
+  }
+  CHECK_UNREACHABLE();
+}
+
+void PackedLinear::pack(const ops::LinearSource& source, ops::Buffer& packed, Stream& stream) const {
+  CHECK(source.shape == shape_);
+  CHECK(end_ <= packed.size_bytes());
+  const GridOffsets offsets{source.row_offset % kScaleBlock, source.column_offset % kScaleBlock};
+  const auto copy = [&](const ops::TensorView& from, size_t at) {
+    stream.copy(bytes_of(*from.buffer, from.offset_bytes, from.size_bytes()), bytes_of(packed, at, from.size_bytes()));
+  };
+  if (!source.weight.empty()) {
+    CHECK(source.weight.shape == Shape({shape_.out_features, shape_.in_features}));
+    CHECK(source.weight.dtype == dtype());
+    copy(source.weight, weight_at_);
+  }
+  if (!source.scale.empty()) {
+    int64_t expected = max_scales(shape_);
+    if (shape_.scheme == WeightScheme::kFp8Block)
+      expected = scale_blocks(offsets.row, shape_.out_features) * scale_blocks(offsets.column, shape_.in_features);
+    CHECK(source.scale.dtype == DType::kF32);
+    CHECK(source.scale.shape.num_elements() == expected);
+    copy(source.scale, scale_at_);
+  }
+  if (scales() == kScalesBlock) stream.set(place_in(packed, offsets_at_), offsets);
+}
+
+Result<LinearLauncher> LinearLauncher::create(Device& device, DType activation, std::initializer_list<ops::LinearShape> weights) {
+  LinearLauncher launcher;
+  for (const ops::LinearShape& weight : weights) {
+    const DType dtype = ops::stored_dtype(weight.scheme);
+    ASSIGN_OR_RETURN(launcher.linear_[static_cast<size_t>(dtype)],
+                     device.function("linear", "linear", fmt::format("{} {}", plain::activation_definition(activation), weight_definition(dtype))));
+  }
+  ASSIGN_OR_RETURN(launcher.norm_rows_, device.function("norm", "norm_rows", plain::activation_definition(activation)));
+  ASSIGN_OR_RETURN(launcher.widen_, device.function("norm", "widen_vector", plain::activation_definition(activation)));
+  return launcher;
+}
+
+void LinearLauncher::multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, const Place& x, int64_t num_rows, Epilogue epilogue, const Place& out,
+                              const Place& x_rows) const {
+  const ops::LinearShape& shape = weight.shape();
+  const Function& kernel = linear_[static_cast<size_t>(weight.dtype())];
+  CHECK(kernel.handle != nullptr);
+  stream.launch(kernel, {{plain::groups_for(shape.out_features, kFeatures), plain::groups_for(num_rows, kRows), 1}, {kLanes, kFeatures, 1}}, weight.weight_in(packed),
+                weight.scale_in(packed), weight.offsets_in(packed), weight.scales(), shape.out_features, shape.in_features, x, x_rows, static_cast<int32_t>(num_rows), out,
+                static_cast<int32_t>(epilogue));
+}
+
+void LinearLauncher::norm(Stream& stream, const Place& x, int64_t num_rows, int64_t width, float eps, const Place& weight, float addend, const Place& out,
+                          int64_t out_stride) const {
+  if (width == 0) return;
+  stream.launch(norm_rows_, {{static_cast<size_t>(num_rows), 1, 1}, {kItems, 1, 1}}, x, weight, out, static_cast<int32_t>(width), out_stride, eps, addend);
+}
+
+void LinearLauncher::widen(Stream& stream, const ops::TensorView& source, const Place& out, float addend, DType round_to) const {
+  const int64_t n = source.empty() ? 0 : source.shape.num_elements();
+  stream.launch(widen_, {{plain::groups_for(n, kItems), 1, 1}, {kItems, 1, 1}}, source, number_of(source.dtype), round_to == DType::kBF16 ? 1 : 0, addend, out, n);
+}
+
+}  // namespace quern::opencl
