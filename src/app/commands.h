@@ -16,6 +16,8 @@ Command bench_latency_command();
 Command bench_throughput_command();
 Command bench_serve_command();
 Command doctor_command();
+Command completion_command();
+Command man_command();
 /// Needs text/ and server/ (QUERN_SERVER); in a build without them, a command of the same name that says so.
 Command serve_command();
 

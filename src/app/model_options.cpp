@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 
 #include "app/speculative_config.h"
 #include "base/log.h"
@@ -25,9 +26,9 @@ Setter to_model_len(int32_t& target) {
 }
 
 Setter to_dtype(ModelDType& target) {
-  return [&target, as_word = to_choice<ModelDType>(
-                       target, {{"auto", ModelDType::kAuto}, {"bfloat16", ModelDType::kBFloat16}, {"float32", ModelDType::kFloat32}})](
-             std::string_view text) -> Result<void> {
+  const Setter as_word =
+      to_choice<ModelDType>(target, {{"auto", ModelDType::kAuto}, {"bfloat16", ModelDType::kBFloat16}, {"float32", ModelDType::kFloat32}});
+  Setter setter = [as_word](std::string_view text) -> Result<void> {
     if (text == "float16" || text == "half") {
       return Error{ErrorCode::kUnsupported,
                    "float16 is refused: activations of these models exceed its range (65504) and would turn into infinities; use bfloat16 "
@@ -36,12 +37,16 @@ Setter to_dtype(ModelDType& target) {
     }
     return as_word(text == "float" ? "float32" : text);
   };
+  setter.words = as_word.words;
+  return setter;
 }
 
 Setter to_kv_dtype(KvCacheDType& target) {
-  return [as_word = to_choice<KvCacheDType>(
-              target, {{"auto", KvCacheDType::kAuto}, {"bfloat16", KvCacheDType::kBFloat16}, {"fp8", KvCacheDType::kFp8}})](
-             std::string_view text) -> Result<void> { return as_word(text == "fp8_e4m3" ? "fp8" : text); };
+  const Setter as_word =
+      to_choice<KvCacheDType>(target, {{"auto", KvCacheDType::kAuto}, {"bfloat16", KvCacheDType::kBFloat16}, {"fp8", KvCacheDType::kFp8}});
+  Setter setter = [as_word](std::string_view text) -> Result<void> { return as_word(text == "fp8_e4m3" ? "fp8" : text); };
+  setter.words = as_word.words;
+  return setter;
 }
 
 Setter to_quantization(ModelOptions& options) {
@@ -81,14 +86,16 @@ Setter to_kernel(std::map<std::string, std::string, std::less<>>& kernels) {
 }
 
 Setter to_log_level() {
-  return [](std::string_view text) -> Result<void> {
-    LogLevel level = LogLevel::kInfo;
-    RETURN_IF_ERROR(to_choice<LogLevel>(
-        level,
-        {{"debug", LogLevel::kDebug}, {"info", LogLevel::kInfo}, {"warning", LogLevel::kWarning}, {"error", LogLevel::kError}})(text));
-    set_log_level(level);
+  const auto level = std::make_shared<LogLevel>(LogLevel::kInfo);
+  const Setter as_word = to_choice<LogLevel>(
+      *level, {{"debug", LogLevel::kDebug}, {"info", LogLevel::kInfo}, {"warning", LogLevel::kWarning}, {"error", LogLevel::kError}});
+  Setter setter = [level, as_word](std::string_view text) -> Result<void> {
+    RETURN_IF_ERROR(as_word(text));
+    set_log_level(*level);
     return {};
   };
+  setter.words = as_word.words;
+  return setter;
 }
 
 OptionGroup model_group(ModelOptions& o) {

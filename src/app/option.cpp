@@ -121,11 +121,13 @@ Setter to_text(std::optional<std::string>& target) {
 }
 
 Setter to_path(std::filesystem::path& target) {
-  return [&target](std::string_view text) -> Result<void> {
+  Setter setter = [&target](std::string_view text) -> Result<void> {
     if (text.empty()) return invalid_argument("the path is empty");
     target = std::filesystem::path(text);
     return {};
   };
+  setter.is_path = true;
+  return setter;
 }
 
 Setter to_flag(bool& target, bool value) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,7 +18,22 @@
 namespace quern::app {
 
 /// Stores a value given on the command line, or says what is wrong with it. A flag is set with an empty value.
-using Setter = std::function<Result<void>(std::string_view value)>;
+class Setter {
+ public:
+  Setter() = default;
+  template <class Store>
+    requires(std::is_invocable_r_v<Result<void>, Store&, std::string_view> && !std::is_same_v<std::remove_cvref_t<Store>, Setter>)
+  Setter(Store store) : store_(std::move(store)) {}  // NOLINT(google-explicit-constructor): tables hold lambdas
+
+  Result<void> operator()(std::string_view value) const { return store_(value); }
+
+  // What completion in a shell may offer.
+  std::vector<std::string> words;  // values, where they are few and known
+  bool is_path = false;
+
+ private:
+  std::function<Result<void>(std::string_view)> store_;
+};
 
 struct Option {
   std::string names;  // "--max-model-len", or several: "-tp,--tensor-parallel-size"
@@ -91,7 +107,9 @@ Setter to_integer(Integer& target, int64_t lowest, int64_t highest) {
 /// One of several words.
 template <class Value>
 Setter to_choice(Value& target, std::vector<std::pair<std::string, Value>> words) {
-  return [&target, words = std::move(words)](std::string_view text) -> Result<void> {
+  std::vector<std::string> names;
+  for (const auto& [word, value] : words) names.push_back(word);
+  Setter setter = [&target, words = std::move(words)](std::string_view text) -> Result<void> {
     std::string all;
     for (const auto& [word, value] : words) {
       if (word == text) {
@@ -102,6 +120,8 @@ Setter to_choice(Value& target, std::vector<std::pair<std::string, Value>> words
     }
     return invalid_argument("'{}' is not one of {}", text, all);
   };
+  setter.words = std::move(names);
+  return setter;
 }
 
 }  // namespace quern::app
