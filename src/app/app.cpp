@@ -11,7 +11,7 @@
 namespace quern::app {
 
 std::vector<Command> all_commands() {
-  return {serve_command(),         plan_command(), kernels_command(),
+  return {serve_command(),         chat_command(),             plan_command(),        kernels_command(),
           eval_command(),          quantize_command(),         bench_latency_command(), bench_throughput_command(),
           bench_serve_command(),   doctor_command(),           completion_command(),  man_command()};
 }

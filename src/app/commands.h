@@ -18,6 +18,8 @@ Command bench_serve_command();
 Command doctor_command();
 Command completion_command();
 Command man_command();
+/// Talks to a server; loading a MODEL itself needs text/ and server/.
+Command chat_command();
 /// Needs text/ and server/ (QUERN_SERVER); in a build without them, a command of the same name that says so.
 Command serve_command();
 
