@@ -8,10 +8,13 @@
 
 #include "app/app.h"
 #include "app/bench_engine.h"
+#include "app/build_info.h"
+#include "app/chart.h"
 #include "app/commands.h"
 #include "app/exit_code.h"
 #include "app/random_prompts.h"
 #include "app/statistics.h"
+#include "base/file.h"
 
 // `quern bench latency`: one batch at a time, from submission to the last token. Options, lines and JSON keys as vLLM's `bench latency`.
 
@@ -27,6 +30,7 @@ struct LatencyOptions {
   int32_t num_iters_warmup = 10, num_iters = 30;
   int64_t seed = 0;
   std::string output_json;
+  std::filesystem::path plot;
 };
 
 struct LatencySamples {
@@ -64,6 +68,22 @@ Result<LatencySamples> measure(engine::Engine& engine, const LatencyOptions& opt
   return samples;
 }
 
+/// Times by percentile, and the batches one after the other.
+std::vector<Chart> charts_of(const LatencySamples& samples) {
+  const auto curve = [](std::string name, const std::vector<double>& seconds) {
+    ChartSeries series{std::move(name), {}};
+    for (int percent = 0; percent <= 100; ++percent) series.points.emplace_back(percent, percentile(seconds, percent) * 1e3);
+    return series;
+  };
+  Chart batches{.title = "Batch after batch", .x = {"batch", ""}, .y = {"latency", "ms"}, .series = {{"whole batch", {}}}};
+  for (size_t i = 0; i < samples.latencies.size(); ++i) batches.series[0].points.emplace_back(static_cast<double>(i + 1), samples.latencies[i] * 1e3);
+  return {{.title = "Latency by percentile",
+           .x = {"share of the samples", "%"},
+           .y = {"latency", "ms", true},
+           .series = {curve("whole batch", samples.latencies), curve("time to first token", samples.first_tokens)}},
+          batches};
+}
+
 Json as_json(const LatencySamples& samples, const BenchEngine& bench) {
   Json percentiles = Json::object();
   for (const int percent : kPercentiles) percentiles[fmt::format("{}", percent)] = percentile(samples.latencies, percent);
@@ -74,6 +94,7 @@ Json as_json(const LatencySamples& samples, const BenchEngine& bench) {
           {"mean_ttft_ms", mean(samples.first_tokens) * 1e3},
           {"median_ttft_ms", percentile(samples.first_tokens, 50) * 1e3},
           {"decode_tokens_per_second", percentile(samples.decode_rates, 50)},
+          {"charts", charts_json(charts_of(samples))},
           {"counters", bench_counters(bench.engine->stats())},
           {"environment", bench_environment(bench.plan)}};
 }
@@ -99,6 +120,11 @@ Result<void> bench_latency(const LatencyOptions& options) {
   ASSIGN_OR_RETURN(const LatencySamples samples, measure(*bench.engine, options));
   print(samples, options);
   fmt::print("{}", bench_counters_text(bench.engine->stats()));
+  if (!options.plot.empty()) {
+    const std::string about = fmt::format("batches of {} prompts of {} tokens, {} tokens of output; {}", options.batch_size, options.prefix_len + options.input_len,
+                                          options.output_len, version_with_commit());
+    RETURN_IF_ERROR(write_file(options.plot, charts_svg(charts_of(samples), fmt::format("quern bench latency: {}", bench.plan.config.name), about)));
+  }
   return save_result(options.output_json, as_json(samples, bench));
 }
 
@@ -120,6 +146,7 @@ Command bench_latency_command() {
            {"--num-iters-warmup", "N", "Batches before the clock runs (default 10)", to_integer(options->num_iters_warmup, 0, kMax)},
            {"--num-iters", "N", "Batches that are timed (default 30)", to_integer(options->num_iters, 1, kMax)},
            {"--output-json", "FILE", "Write the result to this file", to_text(options->output_json)},
+           {"--plot", "FILE", "Draw the latencies as an SVG", to_path(options->plot)},
            {"--seed", "N", "Seed of prompts and sampling (default 0)", to_integer(options->seed, 0, std::numeric_limits<int64_t>::max())},
            without_effect(options->model, "--disable-detokenize", "", "this benchmark never detokenizes"),
        }});

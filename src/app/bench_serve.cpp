@@ -14,6 +14,7 @@
 #include "app/exit_code.h"
 #include "app/load_generator.h"
 #include "app/random_prompts.h"
+#include "app/serving_charts.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -32,7 +33,9 @@ struct BenchServeOptions {
   std::optional<int64_t> max_concurrency;
   int64_t seed = 0;
   bool ignore_eos = false, save_result = false, save_detailed = false;
-  std::filesystem::path result_filename;
+  std::filesystem::path result_filename, plot;
+  std::vector<double> sweep;  // values of what is swept; empty: one run
+  SweptQuantity swept = SweptQuantity::kConcurrency;
   ReportOptions report;
 };
 
@@ -74,7 +77,7 @@ PlannedRequest plan_request(const BenchServeOptions& options, const std::string&
   return {dump_json(body), static_cast<int64_t>(prompt.size())};
 }
 
-Json full_result(const BenchServeOptions& options, const std::string& model, const ServingRun& run) {
+Json result_head(const BenchServeOptions& options, const std::string& model) {
   const std::time_t now = std::time(nullptr);
   char date[32];
   std::strftime(date, sizeof date, "%Y%m%d-%H%M%S", std::localtime(&now));
@@ -82,11 +85,35 @@ Json full_result(const BenchServeOptions& options, const std::string& model, con
               {"endpoint_type", options.backend == ServeBackend::kChat ? "openai-chat" : "openai"},
               {"model_id", model},
               {"num_prompts", options.num_prompts},
-              {"request_rate", std::isfinite(options.request_rate) ? Json(options.request_rate) : Json("inf")},
-              {"max_concurrency", options.max_concurrency ? Json(*options.max_concurrency) : Json(nullptr)},
               {"client", fmt::format("quern {}", version_with_commit())}};
+  return result;
+}
+
+/// What one run was told, and what it measured.
+Json run_result(const ServingRun& run, const BenchServeOptions& options) {
+  Json result{{"request_rate", std::isfinite(run.request_rate) ? Json(run.request_rate) : Json("inf")},
+              {"max_concurrency", run.max_concurrency ? Json(*run.max_concurrency) : Json(nullptr)}};
   result.update(serving_report_json(run, options.report, options.save_detailed));
   return result;
+}
+
+/// One run with its report, on requests that no run before it has sent: a prefix cache would know those.
+ServingRun measure(const HttpAddress& address, const BenchServeOptions& options, const std::string& model, const LoadOptions& load, int32_t run_idx) {
+  std::vector<PlannedRequest> requests;
+  for (int32_t i = 0; i < options.num_prompts; ++i)
+    requests.push_back(plan_request(options, model, static_cast<uint64_t>(run_idx) * static_cast<uint64_t>(options.num_prompts) + static_cast<uint64_t>(i)));
+  ServingRun run = generate_load(address, requests, load);
+  for (const ServedRequest& request : run.requests) {
+    if (request.succeeded) continue;
+    log_warning("a request failed: {}", request.error);
+    break;
+  }
+  fmt::print("{}\n", serving_report_text(run, options.report));
+  return run;
+}
+
+std::string chart_subtitle(const BenchServeOptions& options) {
+  return fmt::format("{} prompts of {} tokens, {} tokens of output; {}", options.num_prompts, options.input_len, options.output_len, version_with_commit());
 }
 
 Result<void> bench_serve(const BenchServeOptions& options) {
@@ -104,23 +131,36 @@ Result<void> bench_serve(const BenchServeOptions& options) {
     load.headers.push_back(fmt::format("Authorization: Bearer {}", key));
   ASSIGN_OR_RETURN(const std::string model, model_name(address, options, load.headers));
 
-  std::vector<PlannedRequest> requests;
-  for (int32_t i = 0; i < options.num_prompts; ++i) requests.push_back(plan_request(options, model, static_cast<uint64_t>(i)));
   // One request outside the measurement shows whether anything works at all.
-  const ServingRun trial = generate_load(
-      address, {requests[0]}, {.backend = load.backend, .endpoint = load.endpoint, .headers = load.headers, .request_rate = HUGE_VAL});
+  const ServingRun trial =
+      generate_load(address, {plan_request(options, model, 0)},
+                    {.backend = load.backend, .endpoint = load.endpoint, .headers = load.headers, .request_rate = HUGE_VAL});
   if (!trial.requests[0].succeeded)
     return make_error(ErrorCode::kUnavailable, "the first request failed, so nothing was measured: {}", trial.requests[0].error);
 
-  const ServingRun run = generate_load(address, requests, load);
-  for (const ServedRequest& request : run.requests) {
-    if (request.succeeded) continue;
-    log_warning("a request failed: {}", request.error);
-    break;
+  Json result = result_head(options, model);
+  std::vector<Chart> charts;
+  if (options.sweep.empty()) {
+    const ServingRun run = measure(address, options, model, load, 0);
+    result.update(run_result(run, options));
+    charts = charts_of_run(run);
+  } else {
+    std::vector<SweptRun> runs;
+    result["runs"] = Json::array();
+    for (const double value : options.sweep) {
+      if (options.swept == SweptQuantity::kConcurrency) load.max_concurrency = static_cast<int64_t>(value);
+      if (options.swept == SweptQuantity::kRequestRate) load.request_rate = value;
+      runs.push_back({value, measure(address, options, model, load, static_cast<int32_t>(runs.size()))});
+      result["runs"].push_back(run_result(runs.back().run, options));
+    }
+    charts = charts_of_sweep(runs, options.swept);
   }
-  fmt::print("{}\n", serving_report_text(run, options.report));
+  result["charts"] = charts_json(charts);
+  if (!options.plot.empty()) {
+    RETURN_IF_ERROR(write_file(options.plot, charts_svg(charts, fmt::format("quern bench serve: {}", model), chart_subtitle(options))));
+    log_info("plot written to {}", options.plot.string());
+  }
   if (!options.save_result && !options.save_detailed) return {};
-  const Json result = full_result(options, model, run);
   const std::filesystem::path file = options.result_filename.empty()
                                          ? std::filesystem::path(fmt::format("quern-serve-{}.json", result["date"].get<std::string>()))
                                          : options.result_filename;
@@ -154,6 +194,29 @@ Setter to_percentiles(std::vector<double>& target) {
       RETURN_IF_ERROR(to_number(percent, 0, 100)(word));
       target.push_back(percent);
     }
+    return {};
+  };
+}
+
+/// Rising numbers, each once. One quantity can be swept.
+Setter to_sweep(BenchServeOptions& options, SweptQuantity swept) {
+  return [&options, swept](std::string_view text) -> Result<void> {
+    if (!options.sweep.empty() && options.swept != swept) return invalid_argument("only one quantity can be swept");
+    std::vector<double> values;
+    for (const std::string_view word : split_at_commas(text)) {
+      double value = 0;
+      if (swept == SweptQuantity::kConcurrency) {
+        int64_t count = 0;
+        RETURN_IF_ERROR(to_integer(count, 1, 1 << 20)(word));
+        value = static_cast<double>(count);
+      } else {
+        RETURN_IF_ERROR(to_number(value, 1e-6, 1e6)(word));
+      }
+      if (!values.empty() && value <= values.back()) return invalid_argument("'{}': the values of a sweep rise", text);
+      values.push_back(value);
+    }
+    options.sweep = std::move(values);
+    options.swept = swept;
     return {};
   };
 }
@@ -193,6 +256,8 @@ OptionGroup load_group(BenchServeOptions& o) {
               {"--request-rate", "R", "Requests per second with exponential gaps; inf (default): all at once",
                to_number(o.request_rate, 1e-6, HUGE_VAL)},
               {"--max-concurrency", "N", "Most requests under way at a time", to_concurrency(o.max_concurrency)},
+              {"--sweep-concurrency", "LIST", "One run for each of these, as --max-concurrency: 1,2,4,8", to_sweep(o, SweptQuantity::kConcurrency)},
+              {"--sweep-request-rate", "LIST", "One run for each of these, as --request-rate: 0.5,1,2,4", to_sweep(o, SweptQuantity::kRequestRate)},
               {"--ignore-eos", "", "Outputs have their full length", to_flag(o.ignore_eos)},
               {"--seed", "N", "Seed of prompts, lengths and gaps (default 0)", to_integer(o.seed, 0, std::numeric_limits<int64_t>::max())},
           }};
@@ -205,6 +270,7 @@ OptionGroup result_group(BenchServeOptions& o) {
               {"--metric-percentiles", "LIST", "Percentiles that are shown (default 99)", to_percentiles(o.report.percentiles)},
               {"--save-result", "", "Write the result as JSON", to_flag(o.save_result)},
               {"--save-detailed", "", "The same with the values of every request", to_flag(o.save_detailed)},
+              {"--plot", "FILE", "Draw throughput and latency as an SVG", to_path(o.plot)},
               {"--result-filename", "FILE", "Where to (default quern-serve-DATE.json)", to_path(o.result_filename)},
           }};
 }

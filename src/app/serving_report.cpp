@@ -29,7 +29,32 @@ struct Totals {
   int64_t peak_concurrent_requests = 0;
 };
 
-/// Samples of one metric over all successful requests, in milliseconds.
+Totals totals_of(const ServingRun& run) {
+  Totals totals;
+  for (const ServedRequest& request : run.requests) {
+    if (!request.succeeded) {
+      ++totals.failed;
+      continue;
+    }
+    ++totals.completed;
+    totals.input_tokens += request.input_len;
+    totals.output_tokens += request.output_len;
+  }
+  const SecondsOfRun seconds = seconds_of_run(run);
+  totals.peak_output_tokens_per_s = *std::max_element(seconds.tokens.begin(), seconds.tokens.end());
+  totals.peak_concurrent_requests = *std::max_element(seconds.requests.begin(), seconds.requests.end());
+  return totals;
+}
+
+/// "99", "99.9"
+std::string percent_name(double percent) { return fmt::format("{:g}", percent); }
+
+bool is_selected(const Metric& metric, const ReportOptions& options) {
+  return std::find(options.metrics.begin(), options.metrics.end(), metric.key) != options.metrics.end();
+}
+
+}  // namespace
+
 std::vector<double> samples_ms(const ServingRun& run, std::string_view metric) {
   std::vector<double> samples;
   for (const ServedRequest& request : run.requests) {
@@ -44,39 +69,20 @@ std::vector<double> samples_ms(const ServingRun& run, std::string_view metric) {
   return samples;
 }
 
-Totals totals_of(const ServingRun& run) {
-  Totals totals;
+SecondsOfRun seconds_of_run(const ServingRun& run) {
   const auto num_seconds = static_cast<size_t>(std::ceil(run.duration)) + 1;
-  std::vector<double> tokens_in_second(num_seconds, 0);
-  std::vector<int64_t> requests_in_second(num_seconds, 0);
+  SecondsOfRun seconds{std::vector<double>(num_seconds, 0), std::vector<int64_t>(num_seconds, 0)};
   const auto second_of = [&](double time) { return std::min(static_cast<size_t>(std::max(time, 0.0)), num_seconds - 1); };
   for (const ServedRequest& request : run.requests) {
-    if (!request.succeeded) {
-      ++totals.failed;
-      continue;
-    }
-    ++totals.completed;
-    totals.input_tokens += request.input_len;
-    totals.output_tokens += request.output_len;
+    if (!request.succeeded) continue;
     double at = request.start + request.ttft;
-    tokens_in_second[second_of(at)] += 1;
-    for (const double itl : request.itls) tokens_in_second[second_of(at += itl)] += 1;
-    for (size_t second = second_of(request.start); second <= second_of(request.start + request.latency); ++second)
-      ++requests_in_second[second];
+    const double per_event = static_cast<double>(request.output_len) / static_cast<double>(request.itls.size() + 1);
+    seconds.tokens[second_of(at)] += per_event;
+    for (const double itl : request.itls) seconds.tokens[second_of(at += itl)] += per_event;
+    for (size_t second = second_of(request.start); second <= second_of(request.start + request.latency); ++second) ++seconds.requests[second];
   }
-  totals.peak_output_tokens_per_s = *std::max_element(tokens_in_second.begin(), tokens_in_second.end());
-  totals.peak_concurrent_requests = *std::max_element(requests_in_second.begin(), requests_in_second.end());
-  return totals;
+  return seconds;
 }
-
-/// "99", "99.9"
-std::string percent_name(double percent) { return fmt::format("{:g}", percent); }
-
-bool is_selected(const Metric& metric, const ReportOptions& options) {
-  return std::find(options.metrics.begin(), options.metrics.end(), metric.key) != options.metrics.end();
-}
-
-}  // namespace
 
 std::string serving_report_text(const ServingRun& run, const ReportOptions& options) {
   const Totals totals = totals_of(run);

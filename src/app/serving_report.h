@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/json.h"
@@ -30,6 +31,16 @@ struct ReportOptions {
   std::vector<std::string> metrics = {"ttft", "tpot", "itl"};  // also "e2el"
   std::vector<double> percentiles = {99};
 };
+
+/// Samples of one metric (ttft, tpot, itl, e2el) over all successful requests, in milliseconds.
+std::vector<double> samples_ms(const ServingRun& run, std::string_view metric);
+
+/// Output tokens (those of a request shared out evenly among its events), and requests under way, in each second of the run.
+struct SecondsOfRun {
+  std::vector<double> tokens;
+  std::vector<int64_t> requests;
+};
+SecondsOfRun seconds_of_run(const ServingRun& run);
 
 /// The block between "Serving Benchmark Result" and the last line of equals signs.
 std::string serving_report_text(const ServingRun& run, const ReportOptions& options);
