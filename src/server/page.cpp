@@ -46,8 +46,7 @@ std::optional<HttpResponse> page_response(const HttpRequest& request) {
                       {"Cache-Control", "no-cache"},  // may be kept, but asked about each time: a new quern is a new page
                       {"Content-Security-Policy", std::string(kContentSecurityPolicy)},
                       {"X-Content-Type-Options", "nosniff"},
-                      {"Referrer-Policy", "no-referrer"},
-                      {"Cross-Origin-Opener-Policy", "same-origin"}};
+                      {"Referrer-Policy", "no-referrer"}};
   if (names_tag(request.header("If-None-Match"), tag)) {
     response.status = 304;
   } else {
