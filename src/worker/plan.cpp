@@ -140,16 +140,25 @@ double decode_bytes(const ExecutionPlan& plan, const Sizes& sizes) {
   return bytes;
 }
 
-/// Share of the read bandwidth that decode is expected to reach with the chosen kernels. Measured for the CPU's vector kernels (docs/performance.md):
-/// 0.48 with AVX2, 0.64 with AVX-512.
-/// The others are targets or guesses, no measurements: no CUDA or OpenCL kernel exists yet, and plain is not meant to be fast.
+/// Bytes of weights that one core gets through in a second where memory does not hold it up. Fitted to whole decode steps (docs/performance.md): plain and AVX2
+/// on Zen 3, AVX-512 on a Xeon, its bf16 products on Zen 5; AMX as AVX-512.
+double core_rate(std::string_view candidate) {
+  if (candidate == "cpu.avx512_bf16") return 65e9;
+  if (candidate == "cpu.avx512" || candidate.starts_with("cpu.amx")) return 28e9;
+  return candidate == "cpu.avx2" ? 13e9 : 1.5e9;
+}
+
+/// Share of the read bandwidth that decode is expected to reach with the chosen kernels. A CPU's cores compute while they wait for memory only in part: the times of
+/// both add up. For cards: targets or guesses, no measurements; plain is not meant to be fast.
 double decode_share(const ExecutionPlan& plan) {
-  const bool plain = std::any_of(plan.choices.begin(), plan.choices.end(), [](const OpChoice& c) {
-    return (c.op == "mlp_in" || c.op == "down_residual") && c.candidate.ends_with(".plain");
-  });
-  const bool avx2 = std::any_of(plan.choices.begin(), plan.choices.end(), [](const OpChoice& c) { return c.candidate == "cpu.avx2"; });
+  const auto mlp_in = std::find_if(plan.choices.begin(), plan.choices.end(), [](const OpChoice& c) { return c.op == "mlp_in"; });
+  const std::string_view candidate = mlp_in == plan.choices.end() ? "" : std::string_view(mlp_in->candidate);
+  const bool plain = candidate.ends_with(".plain");
   switch (plan.traits.platform) {
-    case ops::Platform::kCpu: return plain ? 0.10 : avx2 ? 0.48 : 0.64;
+    case ops::Platform::kCpu: {
+      const double compute = core_rate(candidate) * std::max(plan.options.num_threads > 0 ? plan.options.num_threads : plan.traits.num_cores, 1);
+      return compute / (compute + plan.traits.read_bandwidth);
+    }
     case ops::Platform::kCuda: return plain ? 0.05 : 0.85;
     case ops::Platform::kOpenCl: return plain ? 0.05 : 0.85;
   }

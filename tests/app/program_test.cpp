@@ -159,7 +159,7 @@ class HiddenInstructions {
 
 TEST_F(TinyReference, RunsOnAMachineWithoutVectorInstructionsAndSaysWhy) {
   const double nll = eval({})["nll"].get<double>();
-  for (const std::string isa : {"baseline", "avx2"}) {
+  for (const std::string isa : {"baseline", "avx2", "avx512"}) {
     const HiddenInstructions hidden(isa.c_str());
     const ProgramResult kernels = run_quern({"kernels", model_, "--device", "cpu", "--json"});
     ASSERT_EQ(kernels.exit_code, 0) << kernels.log;
@@ -171,14 +171,15 @@ TEST_F(TinyReference, RunsOnAMachineWithoutVectorInstructionsAndSaysWhy) {
       if (candidate == "cpu.plain") {
         EXPECT_EQ(row["accepted"], true) << row.dump();
       }
-      if (candidate != "cpu.avx512" && (candidate != "cpu.avx2" || isa == "avx2")) continue;
+      const bool runs_with_avx512 = candidate == "cpu.avx2" || candidate == "cpu.avx512";
+      if (candidate == "cpu.plain" || !candidate.starts_with("cpu.") || (isa == "avx512" && runs_with_avx512) || (isa == "avx2" && candidate == "cpu.avx2")) continue;
       EXPECT_EQ(row["accepted"], false) << row.dump();
       EXPECT_THAT(row["reason"].get<std::string>(), HasSubstr("QUERN_CPU_ISA")) << row.dump();
       ++num_refusals;
     }
     EXPECT_GT(num_refusals, 5);
     EXPECT_NEAR(eval({})["nll"].get<double>(), nll, 1e-3 * nll);
-    const ProgramResult forced = run_quern({"eval", model_, "--tokens", tokens_file_, "--device", "cpu", "--kernel", "attention=cpu.avx512"});
+    const ProgramResult forced = run_quern({"eval", model_, "--tokens", tokens_file_, "--device", "cpu", "--kernel", isa == "avx512" ? "mlp_in=cpu.avx512_bf16" : "attention=cpu.avx512"});
     EXPECT_EQ(forced.exit_code, 1);
     EXPECT_THAT(forced.log, HasSubstr("QUERN_CPU_ISA"));
   }

@@ -16,7 +16,8 @@ int main(int argc, char** argv) {
   const ops::DeviceTraits traits = (*device)->traits();
   const bool runs = candidate == "cpu.avx2"             ? traits.avx2
                     : candidate == "cpu.avx512"         ? traits.avx512
-                    : candidate.starts_with("cpu.amx") ? traits.amx_bf16 && traits.avx512_vbmi
+                    : candidate == "cpu.avx512_bf16"    ? traits.avx512_bf16 && traits.avx512_vbmi
+                    : candidate.starts_with("cpu.amx")  ? traits.amx_bf16 && traits.avx512_vbmi
                                                         : true;
   if (!runs) {
     std::printf("SKIPPED: this processor cannot run %s\n", candidate.c_str());

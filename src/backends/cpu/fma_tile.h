@@ -78,7 +78,10 @@ class FmaTile {
 /// totals[row * 16 + n] += the products of `rows` rows; x f32 times kInputScale, a row every `stride` elements; totals aligned to 64 bytes.
 void multiply_tile_avx2(const FmaTile& tile, const float* x, int64_t stride, int64_t rows, float* totals);
 void multiply_tile_avx512(const FmaTile& tile, const float* x, int64_t stride, int64_t rows, float* totals);
-/// The same sums by another arithmetic, "cpu.amx": x bf16 and not multiplied, a row every `stride_bytes`, readable up to the next multiple of 16 rows.
+/// The same sums by other arithmetics, of f32 sums of bf16 products: x bf16 and not multiplied.
+/// "cpu.avx512_bf16": a row every `stride` elements.
+void multiply_tile_avx512_bf16(const FmaTile& tile, const bf16* x, int64_t stride, int64_t rows, float* totals);
+/// "cpu.amx": a row every `stride_bytes`, readable up to the next multiple of 16 rows.
 void multiply_tile_amx(const FmaTile& tile, const bf16* x, int64_t stride_bytes, int64_t rows, float* totals);
 
 }  // namespace quern::cpu

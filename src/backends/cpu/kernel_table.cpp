@@ -25,6 +25,8 @@ ops::Verdict has_instructions(LinearPath path, const ops::DeviceTraits& traits) 
     case LinearPath::kPlain: return ops::accept();
     case LinearPath::kAvx2: return traits.avx2 ? ops::accept() : ops::refuse("the processor has no AVX2 with FMA, or QUERN_CPU_ISA hides it");
     case LinearPath::kAvx512: return traits.avx512 ? ops::accept() : ops::refuse("the processor has no AVX-512 (F, BW, DQ, VL), or QUERN_CPU_ISA hides it");
+    case LinearPath::kAvx512Bf16:
+      return traits.avx512_bf16 && traits.avx512_vbmi ? ops::accept() : ops::refuse("the processor has no AVX-512 with BF16 and VBMI, or QUERN_CPU_ISA hides it");
     case LinearPath::kAmx:
     case LinearPath::kAmxPrompt:
       return traits.amx_bf16 && traits.avx512_vbmi ? ops::accept() : ops::refuse("the processor has no AMX for bf16, or QUERN_CPU_ISA hides it");
@@ -32,11 +34,10 @@ ops::Verdict has_instructions(LinearPath path, const ops::DeviceTraits& traits) 
   CHECK_UNREACHABLE();
 }
 
-ops::Verdict fits_amx(const ops::LinearShape& linear) {
-  constexpr int64_t kColumns = 32;
+ops::Verdict fits_bf16(const ops::LinearShape& linear, int64_t columns) {
   if (!ops::is_fp8(linear.scheme) && linear.scheme != ops::WeightScheme::kBF16)
     return ops::refuse("{} weights are not exact in bf16", ops::weight_scheme_name(linear.scheme));
-  if (linear.in_features % kColumns != 0) return ops::refuse("{} input features are not a multiple of {}", linear.in_features, kColumns);
+  if (linear.in_features % columns != 0) return ops::refuse("{} input features are not a multiple of {}", linear.in_features, columns);
   return ops::accept();
 }
 
@@ -47,14 +48,14 @@ ops::Verdict accepts(const typename Op::Problem& problem, const ops::DeviceTrait
     if constexpr (std::is_same_v<Op, ops::Embed>)
       if (!problem.tied) return ops::refuse("tiles serve the head; a table that is only looked up stays in rows");
     for (const ops::LinearShape& linear : linears(problem))
-      if constexpr (uses_amx(kPath)) {
-        if (ops::Verdict verdict = fits_amx(linear); !verdict.accepted) return verdict;
+      if constexpr (multiplies_bf16(kPath)) {
+        if (ops::Verdict verdict = fits_bf16(linear, uses_amx(kPath) ? 32 : kTileGroup); !verdict.accepted) return verdict;
       } else if (linear.in_features % kTileGroup != 0) {
         return ops::refuse("{} input features are not a multiple of {}", linear.in_features, kTileGroup);
       }
   }
-  if constexpr (uses_amx(kPath))
-    if (problem.activation != DType::kBF16) return ops::refuse("AMX multiplies bf16; activations are {}", dtype_name(problem.activation));
+  if constexpr (multiplies_bf16(kPath))
+    if (problem.activation != DType::kBF16) return ops::refuse("it multiplies bf16; activations are {}", dtype_name(problem.activation));
   return plain::accepts(problem, traits);
 }
 
@@ -72,6 +73,7 @@ constexpr ops::Candidate<Op> kVector[] = {{"cpu.avx512", accepts<Op, LinearPath:
 /// Of one that reads weights. cpu.amx.prompt has prompt rows alone on AMX, whose bits then differ from those of decode rows; it is taken only when it is asked for.
 template <class Op>
 constexpr ops::Candidate<Op> kMatrix[] = {{"cpu.amx", accepts<Op, LinearPath::kAmx>, make<Op, LinearPath::kAmx>},
+                                          {"cpu.avx512_bf16", accepts<Op, LinearPath::kAvx512Bf16>, make<Op, LinearPath::kAvx512Bf16>},
                                           {"cpu.avx512", accepts<Op, LinearPath::kAvx512>, make<Op, LinearPath::kAvx512>},
                                           {"cpu.avx2", accepts<Op, LinearPath::kAvx2>, make<Op, LinearPath::kAvx2>},
                                           {"cpu.amx.prompt", accepts<Op, LinearPath::kAmxPrompt>, make<Op, LinearPath::kAmxPrompt>},

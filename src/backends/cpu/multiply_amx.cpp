@@ -1,11 +1,9 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 
+#include "backends/cpu/e4m3_bytes.h"
 #include "backends/cpu/fma_tile.h"
-#include "base/check.h"
 #include "base/float_convert.h"
 
 // multiply_tile for AMX: rows and weights in bf16, which holds both exactly, sums in f32. Only functions below the pragma use these instructions.
@@ -14,25 +12,6 @@
 // 64 rows. A row is added up in the order of the columns, in the units' own way, then  total = fma(scale, sum, total)  block after block. Up to 16 rows cost
 // about what one costs, so that decode, verify and prompt rows share this arithmetic.
 // A compiler sees neither what tile instructions read nor what a configuration reads: a barrier stands before each (g++ 12 drops the stores otherwise).
-
-namespace quern::cpu {
-namespace {
-
-/// The bytes of the bf16 of every positive e4m3 code. A constant: code of this file must not run before the processor was asked.
-struct alignas(64) E4m3Bytes {
-  std::array<uint8_t, 128> low{}, high{};
-  consteval E4m3Bytes() {
-    for (size_t code = 0; code < 128; ++code) {
-      const uint32_t bits = std::bit_cast<uint32_t>(kE4M3Table[code]) >> 16;
-      low[code] = static_cast<uint8_t>(bits);
-      high[code] = static_cast<uint8_t>(bits >> 8);
-    }
-  }
-};
-constexpr E4m3Bytes kE4m3Bytes;
-
-}  // namespace
-}  // namespace quern::cpu
 
 #pragma GCC push_options
 #pragma GCC target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,fma")

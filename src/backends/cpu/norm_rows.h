@@ -26,9 +26,9 @@ inline void norm_rows(ThreadPool& pool, const VectorMath& math, const ops::Tenso
   });
 }
 
-/// The last step before rows are multiplied on `path`: on kAmx, which takes bf16, each row shrinks to the first half of its place.
+/// The last step before rows are multiplied on `path`: where it takes bf16, each row shrinks to the first half of its place.
 inline void prepare_inputs(ThreadPool& pool, const VectorMath& math, LinearPath path, int64_t rows, int64_t n, float* values, int64_t stride) {
-  if (path != LinearPath::kAmx) return;
+  if (!multiplies_bf16(path)) return;
   pool.parallel_for(rows, n / 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) math.store(values + row * stride, n, DType::kBF16, reinterpret_cast<std::byte*>(values + row * stride));
   });

@@ -125,9 +125,12 @@ void multiply_fma_tile(const LinearView& weight, const float* x, int64_t rows, i
   alignas(64) float scales[kFeatureTile];
   const FmaTile tile(weight, first / kFeatureTile, scales);
   std::fill_n(y, rows * kFeatureTile, 0.0f);
-  if (weight.path == LinearPath::kAmx) multiply_tile_amx(tile, reinterpret_cast<const bf16*>(x), row_stride(weight.in_features) * static_cast<int64_t>(sizeof(float)), rows, y);
-  else if (weight.path == LinearPath::kAvx512) multiply_tile_avx512(tile, x, row_stride(weight.in_features), rows, y);
-  else multiply_tile_avx2(tile, x, row_stride(weight.in_features), rows, y);
+  const int64_t stride = row_stride(weight.in_features);
+  const auto* halves = reinterpret_cast<const bf16*>(x);  // where the path takes bf16: prepare_inputs
+  if (weight.path == LinearPath::kAmx) multiply_tile_amx(tile, halves, stride * static_cast<int64_t>(sizeof(float)), rows, y);
+  else if (weight.path == LinearPath::kAvx512Bf16) multiply_tile_avx512_bf16(tile, halves, 2 * stride, rows, y);
+  else if (weight.path == LinearPath::kAvx512) multiply_tile_avx512(tile, x, stride, rows, y);
+  else multiply_tile_avx2(tile, x, stride, rows, y);
   if (weight.scheme == WeightScheme::kFp8Channel || weight.scheme == WeightScheme::kFp8Tensor) {
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t n = 0; n < features; ++n) y[row * kFeatureTile + n] *= weight.scale[weight.scheme == WeightScheme::kFp8Channel ? first + n : 0];

@@ -11,17 +11,19 @@
 namespace quern::cpu {
 
 /// Which code multiplies, and so in which order weights are packed. kPlain keeps the rows as stored; the others share the tiles of fma_tile.h, and the vector paths
-/// its arithmetic. kAmx takes all rows by AMX, kAmxPrompt the prompt rows alone and the others by kAvx512.
-enum class LinearPath : uint8_t { kPlain, kAvx2, kAvx512, kAmx, kAmxPrompt };
+/// its arithmetic. kAvx512Bf16 takes all rows by dot products of bf16, kAmx by AMX, kAmxPrompt the prompt rows alone and the others by kAvx512.
+enum class LinearPath : uint8_t { kPlain, kAvx2, kAvx512, kAvx512Bf16, kAmx, kAmxPrompt };
 constexpr LinearPath path_of(LinearPath path, ops::RowKind kind) {
   if (path != LinearPath::kAmxPrompt) return path;
   return kind == ops::RowKind::kPrompt ? LinearPath::kAmx : LinearPath::kAvx512;
 }
 constexpr bool uses_amx(LinearPath path) { return path == LinearPath::kAmx || path == LinearPath::kAmxPrompt; }
+/// Rows enter as bf16, weights as their bf16 value.
+constexpr bool multiplies_bf16(LinearPath path) { return path == LinearPath::kAvx512Bf16 || uses_amx(path); }
 
 /// Rows whose activations a linear layer takes at a time: each piece of weight is decoded once for so many rows.
 inline constexpr int64_t kRowTile = 64, kMaxRowTile = 256;
-constexpr int64_t row_tile(LinearPath path) { return uses_amx(path) ? kMaxRowTile : kRowTile; }
+constexpr int64_t row_tile(LinearPath path) { return multiplies_bf16(path) ? kMaxRowTile : kRowTile; }
 /// Rows of scratch memory that the rows of a tile take: AMX reads whole tile registers.
 constexpr int64_t rows_in_memory(LinearPath path, int64_t rows) { return uses_amx(path) ? (rows + 15) / 16 * 16 : rows; }
 constexpr int64_t max_rows_in_memory(LinearPath path, int64_t max_rows) { return rows_in_memory(path, std::min(max_rows, row_tile(path))); }
@@ -103,7 +105,7 @@ inline constexpr int64_t kFeatureTile = 16;
 /// input_scale(path), a row every row_stride(in) elements, as prepare_inputs leaves it; y aligned to 64 bytes.
 /// On the plain path: partial sums over the 128 columns of a scale block in 16 lanes, scaled and added in order of the blocks, per lane; then the lanes.
 /// On the others: fma_tile.h. The arithmetic of a row knows nothing of other rows.
-/// On kAmx: multiply_amx.cpp.
+/// On kAvx512Bf16 and kAmx: multiply_avx512_bf16.cpp, multiply_amx.cpp.
 void multiply_tile(const LinearView& weight, const float* x, int64_t rows, int64_t first, int64_t features, float* y);
 
 /// store(w, row, first, features, y) for every weight w, row and tile: y holds the `features` output features from `first` on of W_w x; on the

@@ -49,6 +49,7 @@ inline const VectorMath& vector_math(LinearPath path) {
     case LinearPath::kPlain: return plain_math();
     case LinearPath::kAvx2: return avx2_math();
     case LinearPath::kAvx512:
+    case LinearPath::kAvx512Bf16:
     case LinearPath::kAmx:
     case LinearPath::kAmxPrompt: return avx512_math();
   }
