@@ -137,7 +137,7 @@ void HttpConnection::drain() {
 
 auto HttpConnection::run(Self) -> awaitable<void> {
   bool more = true;
-  if (shared_.tls) more = co_await handshake();
+  if (shared_.tls.load() != nullptr) more = co_await handshake();
   while (more && !closed_) {
     more = co_await serve_one();
     if (closed_ && exchange_.outcome == HttpOutcome::kComplete) exchange_.outcome = HttpOutcome::kClientLeft;
@@ -165,7 +165,7 @@ auto HttpConnection::handshake() -> awaitable<bool> {
     if (first >= 'A' && first <= 'Z') co_await refuse(shared_.error_response(400, "this port speaks TLS; use https://"));
     co_return false;
   }
-  stream_.use_tls(*shared_.tls);
+  stream_.use_tls(*shared_.tls.load());  // OpenSSL counts who uses its context: a new one may take its place meanwhile
   co_await stream_.async_handshake(redirect_error(use_awaitable, ec));
   if (ec) {
     ++shared_.handshakes_failed;

@@ -36,7 +36,7 @@ struct HttpShared {
   HttpServer::ErrorResponse error_response;
   HttpServer::Gate admit;
   HttpServer::Observer observer;
-  std::optional<boost::asio::ssl::context> tls;
+  std::atomic<std::shared_ptr<boost::asio::ssl::context>> tls;  // null: plain HTTP
   std::shared_ptr<WakeGate> gate = std::make_shared<WakeGate>();
   std::atomic<bool> draining{false};
   std::atomic<uint64_t> accepted{0}, refused{0}, handshakes_failed{0};

@@ -40,10 +40,7 @@ class BeastServer final : public HttpServer {
 
   Result<void> listen() {
     const HttpOptions& options = shared_.options;
-    if (options.tls.enabled()) {
-      ASSIGN_OR_RETURN(TlsContext tls, make_tls_context(options.tls));
-      shared_.tls.emplace(tls.release());
-    }
+    RETURN_IF_ERROR(reload_tls());
     ASSIGN_OR_RETURN(Listener listener, options.unix_socket.empty() ? Listener::tcp(options.host, options.port)
                                                                     : Listener::unix_socket(options.unix_socket));
     port_ = listener.port();
@@ -63,6 +60,13 @@ class BeastServer final : public HttpServer {
   }
 
   [[nodiscard]] uint16_t port() const override { return port_; }
+
+  Result<void> reload_tls() override {
+    if (!shared_.options.tls.enabled()) return {};
+    ASSIGN_OR_RETURN(TlsContext tls, make_tls_context(shared_.options.tls));
+    shared_.tls = std::make_shared<asio::ssl::context>(tls.release());
+    return {};
+  }
 
   [[nodiscard]] HttpStats stats() const override {
     HttpStats stats{.accepted = shared_.accepted, .refused = shared_.refused, .handshakes_failed = shared_.handshakes_failed};
@@ -113,7 +117,7 @@ class BeastServer final : public HttpServer {
       }();
       if (full) {
         ++shared_.refused;
-        if (shared_.tls) continue;  // nothing can be said without a handshake
+        if (shared_.options.tls.enabled()) continue;  // nothing can be said without a handshake
         const std::string text = render_response(shared_.error_response(503, "too many connections"), false, true);
         socket.non_blocking(true, ec);
         socket.write_some(asio::buffer(text), ec);  // a fresh socket has room for it

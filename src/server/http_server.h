@@ -58,6 +58,8 @@ class HttpServer {
 
   [[nodiscard]] virtual uint16_t port() const = 0;
   [[nodiscard]] virtual HttpStats stats() const = 0;
+  /// Reads the TLS files again, for the connections to come. Errors: as at the start; the old certificate then stays.
+  virtual Result<void> reload_tls() = 0;
   /// No new connections or requests; returns when the answers under way are sent or `timeout` has passed (then they are cut off).
   virtual void drain_and_stop(std::chrono::milliseconds timeout) = 0;
 };

@@ -39,8 +39,10 @@ Server::~Server() = default;
 
 void Server::set_ready(ServerContext context) { api_->set_service(std::make_shared<Service>(std::move(context))); }
 
-void Server::reopen_access_log() {
+void Server::reopen_files() {
   if (access_log_) access_log_->reopen();
+  if (http_ == nullptr) return;
+  if (Result<void> done = http_->reload_tls(); !done) log_error("the certificate stays as it is: {}", done.error().message);
 }
 
 void Server::drain_and_stop(std::chrono::milliseconds timeout) {

@@ -32,8 +32,8 @@ class Server {
   void set_loading(LoadingState state) { api_->set_loading(std::move(state)); }
   void set_ready(ServerContext context);
   [[nodiscard]] uint16_t port() const { return port_; }  // 0 for a socket file
-  /// See AccessLog::reopen. Any thread.
-  void reopen_access_log();
+  /// Opens the access log again, and reads the TLS files again; a certificate that is not good is logged, and the old one stays. Any thread.
+  void reopen_files();
   /// No new connections or requests; returns when the answers under way are sent, or `timeout` has passed and they were cut off.
   /// Afterwards nothing here uses the engine any more.
   void drain_and_stop(std::chrono::milliseconds timeout);

@@ -288,7 +288,7 @@ std::set<std::string> series_of(const std::string& text) {
   return names;
 }
 
-TEST_F(Access, EveryMetricOfTheDashboardIsThere) {
+TEST_F(Access, EveryMetricOfDashboardAndAlertsIsThere) {
   ServerOptions options = with_keys({"key"});
   options.api.max_requests_per_key = 1;
   start(options);
@@ -305,18 +305,22 @@ TEST_F(Access, EveryMetricOfTheDashboardIsThere) {
 
   const Json dashboard = Json::parse(*read_file(std::filesystem::path(QUERN_SOURCE_DIR) / "packaging/grafana/quern.json"));
   std::set<std::string> queried;
+  const auto add_names = [&](const std::string& text) {
+    static const std::regex kName("(vllm:|quern:|http_|process_)[a-z0-9_]+");
+    for (std::sregex_iterator at(text.begin(), text.end(), kName), end; at != end; ++at) queried.insert(at->str());
+  };
   const std::function<void(const Json&)> collect = [&](const Json& node) {
-    if (node.is_object() && node.contains("expr")) {
-      const std::string expression = node["expr"];
-      static const std::regex kName("(vllm:|quern:|http_|process_)[a-z0-9_]+");
-      for (std::sregex_iterator at(expression.begin(), expression.end(), kName), end; at != end; ++at) queried.insert(at->str());
-    }
+    if (node.is_object() && node.contains("expr")) add_names(node["expr"]);
     for (const Json& child : node) {
       if (child.is_structured()) collect(child);
     }
   };
   collect(dashboard);
   EXPECT_GT(queried.size(), 30U);
+  std::istringstream rules(*read_file(std::filesystem::path(QUERN_SOURCE_DIR) / "packaging/prometheus/quern.rules.yml"));
+  for (std::string line; std::getline(rules, line);) {
+    if (line.find(" expr: ") != std::string::npos) add_names(line);
+  }
   for (const std::string& name : queried) EXPECT_TRUE(exported.contains(name)) << name << " is shown, but not exported";
 }
 

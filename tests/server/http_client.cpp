@@ -101,6 +101,15 @@ HttpClient::~HttpClient() {
   SSL_CTX_free(tls_context_);
 }
 
+std::string HttpClient::peer_name() const {
+  X509* certificate = tls_ == nullptr ? nullptr : SSL_get1_peer_certificate(tls_);
+  if (certificate == nullptr) return {};
+  std::array<char, 256> name{};
+  X509_NAME_get_text_by_NID(X509_get_subject_name(certificate), NID_commonName, name.data(), static_cast<int>(name.size()));
+  X509_free(certificate);
+  return name.data();
+}
+
 void HttpClient::finish_sending() { ::shutdown(socket_, SHUT_WR); }
 
 void HttpClient::close() {

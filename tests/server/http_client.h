@@ -59,6 +59,8 @@ class HttpClient {
   bool at_end();
   /// The same, and over TLS with the message that nothing follows: not cut off.
   bool at_clean_end();
+  /// The name (CN) in the server's certificate.
+  [[nodiscard]] std::string peer_name() const;
   void finish_sending();  // a half-close
   void close();
 

@@ -169,6 +169,23 @@ TEST_F(Tls, ChecksCertificatesOfClients) {
   }
 }
 
+TEST_F(Tls, ARenewedCertificateIsTakenAndABadOneIsNot) {
+  start();
+  HttpClient before(port(), ClientTls{});
+  ASSERT_TRUE(before.connected());
+  const std::string old_name = before.peer_name();
+  EXPECT_EQ(old_name, "own");
+  const CertificateFiles renewed = make_certificate(folder_.path(), "renewed");
+  std::filesystem::copy_file(renewed.certificate, own_.certificate, std::filesystem::copy_options::overwrite_existing);
+  EXPECT_FALSE(server_->reload_tls()) << "the key is still that of the old one";
+  EXPECT_EQ(HttpClient(port(), ClientTls{}).peer_name(), "own");
+  std::filesystem::copy_file(renewed.key, own_.key, std::filesystem::copy_options::overwrite_existing);
+  ASSERT_OK(server_->reload_tls());
+  EXPECT_EQ(HttpClient(port(), ClientTls{}).peer_name(), "renewed");
+  ASSERT_TRUE(before.send_request("GET", "/still", ""));  // and those that are open go on
+  EXPECT_TRUE(before.read_response());
+}
+
 TEST_F(Tls, ConnectionsOverTheLimitAreClosed) {
   HttpOptions options;
   options.max_connections = 1;

@@ -77,7 +77,7 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   // The engine is declared before the server and so outlives it.
   std::unique_ptr<engine::Engine> engine;
   ASSIGN_OR_RETURN(const std::unique_ptr<server::Server> server, server::Server::start(server_settings));
-  const auto reopening = signals.on_user_signal([&server] { server->reopen_access_log(); });
+  auto reopening = signals.on_user_signal([&server] { server->reopen_files(); });
   log_info("listening on {}; requests are answered with 503 until the model is loaded", url_of(options.network, server->port()));
   notifier.loading("loading " + plan.config.name);
 
@@ -103,6 +103,7 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   notifier.ready(fmt::format("serving {} at {}", name, url_of(options.network, server->port())));
 
   const Result<void> end = serve_until_stopped(*engine, options, signals, notifier);
+  reopening.reset();
   const auto timeout = std::chrono::seconds(end ? options.shutdown_timeout_seconds : 0);
   notifier.stopping(end ? "running requests may end" : end.error().message, timeout + std::chrono::seconds(30));
   server->drain_and_stop(timeout);
