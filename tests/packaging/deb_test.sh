@@ -28,7 +28,8 @@ done
 # What is in it.
 dpkg-deb -c "$deb" >"$work/list"
 for path in ./usr/bin/quern ./usr/lib/systemd/system/quern.service ./etc/default/quern ./usr/share/doc/quern/copyright ./usr/share/doc/quern/README.md \
-            ./usr/share/doc/quern/operations.md ./usr/share/quern/grafana/quern.json; do
+            ./usr/share/doc/quern/operations.md ./usr/share/quern/grafana/quern.json \
+            ./usr/share/quern/prometheus/quern.rules.yml; do
   grep -q " $path\$" "$work/list" || { cat "$work/list"; fail "$path is not in it"; }
 done
 awk '$2 != "root/root" { print; bad = 1 } END { exit bad }' "$work/list" || fail "files that are not root's"
