@@ -13,7 +13,7 @@ namespace quern::server {
 /// Which pages in browsers may ask (the Fetch standard's CORS protocol). Defaults: none.
 struct CorsOptions {
   std::vector<std::string> allowed_origins;  // "https://app.example"; "*": all
-  std::vector<std::string> allowed_methods{"GET", "POST", "OPTIONS"};  // "*": all
+  std::vector<std::string> allowed_methods{"GET", "POST", "DELETE", "OPTIONS"};  // "*": all
   std::vector<std::string> allowed_headers{"*"};                       // "*": all
   bool allow_credentials = false;                                      // cookies and certificates of the browser
 };

@@ -147,7 +147,7 @@ TEST_F(Access, PreflightsAreAnsweredWithoutAKey) {
   const ClientResponse evil = preflight("http://evil.example", "POST");
   EXPECT_EQ(evil.status, 403);
   EXPECT_EQ(evil.header("Access-Control-Allow-Origin"), "");
-  EXPECT_EQ(preflight("http://app.example", "DELETE").status, 403);
+  EXPECT_EQ(preflight("http://app.example", "PUT").status, 403);
   // What a page may read: also that its key was wrong.
   const ClientResponse wrong = get("/v1/models", "Origin: http://app.example\r\n");
   EXPECT_EQ(wrong.status, 401);

@@ -97,7 +97,7 @@ std::vector<OptionGroup> network_groups(NetworkOptions& o) {
           {"--max-requests-per-key", "N", "Requests of one key that are answered at once; more are 429 (default: no limit)",
            to_integer(o.max_requests_per_key, 1, 1 << 20)},
           {"--allowed-origins", "LIST", "Web pages that may ask, as origins; * for all (default: none)", to_words(o.cors.allowed_origins), true},
-          {"--allowed-methods", "LIST", "Methods that they may use (default GET,POST,OPTIONS)", to_words(o.cors.allowed_methods), true},
+          {"--allowed-methods", "LIST", "Methods that they may use (default GET,POST,DELETE,OPTIONS)", to_words(o.cors.allowed_methods), true},
           {"--allowed-headers", "LIST", "Headers that they may send (default *)", to_words(o.cors.allowed_headers), true},
           {"--allow-credentials", "", "They may send what the browser knows of the visitor", to_flag(o.cors.allow_credentials)},
       }};

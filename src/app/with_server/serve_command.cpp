@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include "app/app.h"
 #include "app/build_info.h"
@@ -81,8 +82,10 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   log_info("listening on {}; requests are answered with 503 until the model is loaded", url_of(options.network, server->port()));
   notifier.loading("loading " + plan.config.name);
 
-  ASSIGN_OR_RETURN(std::unique_ptr<worker::WorkerGroup> workers, start_planned(plan, nullptr, [&server](double share) {
+  ASSIGN_OR_RETURN(std::unique_ptr<worker::WorkerGroup> workers, start_planned(plan, nullptr, [&, told = 0](double share) mutable {
                      server->set_loading({.phase = "loading_weights", .fraction = share});
+                     const int percent = static_cast<int>(share * 100);
+                     if (percent != std::exchange(told, percent)) notifier.loading(fmt::format("loading {}: {} %", plan.config.name, percent));
                    }));
   server->set_loading({.phase = "starting_engine"});
   engine = engine::Engine::start(std::move(workers), engine_options(options.model));
