@@ -12,10 +12,12 @@ constexpr int kSharedBytes = kGdnDecodeSharedBytes;
 class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
   struct Functions {
-    Function<GdnArgs> decode_1, decode_2, decode_4;
+    Function<GdnArgs> decode_1, decode_4;  // rows at a time
+    bool overlap;                          // programmatic dependent launch
   };
-  GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, std::optional<GdnPromptLauncher> prompt, const Functions& functions, int num_sms)
-      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), num_sms_(num_sms) {}
+  GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, std::optional<GdnPromptLauncher> prompt,
+               const Functions& functions)
+      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return prompt_ ? "cuda.mma.chunked.bf16" : "cuda.mma.bf16"; }
   [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
@@ -30,13 +32,12 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     GdnArgs args = launcher_.arguments(rows, in, packed, state, out);
     const Kinds kinds = kinds_of(rows);
     if (kinds.num_decode_runs > 0) {
-      // A single row cannot reach the place of a row that other heads still read; longer runs are kept once all heads have read.
+      const Function<GdnArgs>& function = kinds.longest_decode_run == 1 ? functions_.decode_1 : functions_.decode_4;
       args.phases = kGdnCompute;
-      if (kinds.longest_decode_run == 1) args.phases |= kGdnKeep;
-      launch_decode(stream, args, kinds.num_decode_runs);
-      if (kinds.longest_decode_run > 1) {
+      launch_decode(stream, function, args);
+      if (kinds.longest_decode_run > 1) {  // some runs may write where other heads still read; they are kept once all have read
         args.phases = kGdnKeep;
-        launch_decode(stream, args, kinds.num_decode_runs);
+        launch_decode(stream, function, args);
       }
     }
     if (kinds.prompt) {
@@ -50,20 +51,12 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   }
 
  private:
-  /// Few runs: a head's columns are spread over a cluster of blocks, so that more SMs read. The bits are the same.
-  void launch_decode(Stream& stream, const GdnArgs& args, int64_t num_runs) const {
-    unsigned cluster = 1;
-    if (functions_.decode_4.handle != nullptr) {
-      const int64_t blocks = num_runs * problem_.num_v_heads;
-      cluster = blocks <= num_sms_ ? 4 : blocks <= 2 * num_sms_ ? 2 : 1;
-    }
-    const Function<GdnArgs>& function = cluster == 4 ? functions_.decode_4 : cluster == 2 ? functions_.decode_2 : functions_.decode_1;
+  void launch_decode(Stream& stream, const Function<GdnArgs>& function, const GdnArgs& args) const {
     stream.launch(function,
-                  {.grid = {static_cast<unsigned>(problem_.num_v_heads) * cluster, static_cast<unsigned>(args.step.num_runs)},
-                   .block = {512 / cluster},
+                  {.grid = {static_cast<unsigned>(problem_.num_v_heads), static_cast<unsigned>(args.step.num_runs)},
+                   .block = {512},
                    .shared_bytes = kSharedBytes,
-                   .cluster = {cluster, 1, 1},
-                   .programmatic = functions_.decode_4.handle != nullptr},
+                   .programmatic = functions_.overlap},
                   args);
   }
 
@@ -71,7 +64,6 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   GdnLauncher launcher_;
   std::optional<GdnPromptLauncher> prompt_;  // none: the plain kernels take prompt rows
   Functions functions_;
-  int num_sms_;
 };
 
 Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device, bool chunked) {
@@ -82,12 +74,11 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
     ASSIGN_OR_RETURN(prompt, GdnPromptLauncher::create(problem, gpu));
   }
   GdnMixKernel::Functions functions;
-  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_1", kSharedBytes));
-  if (runs_code_for("90a", gpu.traits().architecture)) {
-    ASSIGN_OR_RETURN(functions.decode_2, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_2", kSharedBytes));
-    ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", "gdn_decode_4", kSharedBytes));
-  }
-  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu.num_sms()));
+  const bool f32 = problem.ring == DType::kF32;
+  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_decode_1_f32" : "gdn_decode_1_bf16", kSharedBytes));
+  ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_decode_4_f32" : "gdn_decode_4_bf16", kSharedBytes));
+  functions.overlap = runs_code_for("90a", gpu.traits().architecture);
+  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions));
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ inline constexpr int kMaxGdnDim = 256;  // d_k and d_v
 inline constexpr int32_t kGdnPrompt = 1, kGdnDecode = 2;
 inline constexpr int32_t kGdnCompute = 1, kGdnKeep = 2, kGdnToGrid = 4;
 /// Dynamic shared memory of the kernels in gdn_decode.cu.
-inline constexpr int kGdnDecodeSharedBytes = 80 << 10;
+inline constexpr int kGdnDecodeSharedBytes = 88 << 10;
 
 /// One GDN layer: its extents, weights, state and the step's rows.
 struct GdnArgs {
