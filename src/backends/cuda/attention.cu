@@ -1,3 +1,4 @@
+#include "backends/cuda/async.cuh"
 #include "backends/cuda/attention_args.h"
 #include "backends/cuda/numeric.cuh"
 
@@ -25,7 +26,10 @@ __device__ void norm_and_rotate(const RotateArgs& args, float* values, const flo
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < half; i += kThreads) {
     const float angle = static_cast<float>(position[args.axis[i]]) * args.inv_freq[i];
-    const float cosine = round_to(args.activation, cosf(angle) * args.rope_scale), sine = round_to(args.activation, sinf(angle) * args.rope_scale);
+    float sine, cosine;
+    sincosf(angle, &sine, &cosine);
+    sine = round_to(args.activation, sine * args.rope_scale);
+    cosine = round_to(args.activation, cosine * args.rope_scale);
     const float a = values[i], b = values[i + half];
     values[i] = round_to(args.activation, a * cosine - b * sine);
     values[i + half] = round_to(args.activation, b * cosine + a * sine);
@@ -47,6 +51,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) rotate_rows(const __grid_
   __shared__ float values[kMaxHeadDim];
   __shared__ float shared[kWarps];
   const int local = static_cast<int>(blockIdx.x), row = args.first_row + local, head = static_cast<int>(blockIdx.y), d = args.head_dim;
+  release_successor();
+  await_predecessor();
   const int32_t* position = args.step.positions + int64_t{row} * 3;
   if (head < args.num_q_heads) {
     const int64_t from = (int64_t{local} * args.num_q_heads + head) * 2 * d, to = (int64_t{row} * args.num_q_heads + head) * d;

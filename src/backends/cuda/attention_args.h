@@ -40,13 +40,15 @@ struct AttentionArgs {
   const int32_t* kv_head;     // [num_q_heads]
   KvCache kv;
   // Of the kernels in attention_mma.cu.
-  int32_t num_splits;    // blocks that share the parts of a run
+  int32_t num_splits;    // clusters of blocks that share the parts of a run
+  int32_t cluster;       // blocks of a cluster: 1, or as many as a part has tiles
   int32_t max_parts;     // of a run, that `parts` has room for; a longer run is one block's
   int32_t first_decode_row;
   float* parts;          // [rows from first_decode_row on, num_q_heads, max_parts, head_dim + 2]: weighted values, maximum, sum
 };
 
 /// Dynamic shared memory of the kernels in attention_mma.cu, and the rows of a prompt tile.
-inline constexpr int kDecodeSharedBytes1 = 148 << 10, kDecodeSharedBytes2 = 160 << 10, kPromptSharedBytes = 192 << 10, kPromptTileRows = 128;
+inline constexpr int kDecodeSharedBytes1 = 100 << 10, kDecodeSharedBytes2 = 132 << 10, kPromptSharedBytes = 192 << 10,
+                     kPromptTileRows = 128;
 
 }  // namespace quern::cuda

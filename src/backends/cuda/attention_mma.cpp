@@ -1,4 +1,5 @@
 #include "backends/cuda/attention_args.h"
+#include "backends/cuda/device_code.h"
 #include "backends/cuda/mma.h"
 
 namespace quern::cuda::mma {
@@ -10,11 +11,13 @@ constexpr int64_t kHeadDim = 256;
 constexpr int64_t kMaxGroup = 16;             // query heads of a kv head
 constexpr size_t kPartsBytes = size_t{64} << 20;  // where the parts of long decode rows meet
 constexpr int64_t kMaxSplits = 64;
+constexpr int64_t kPartTiles = ops::kKvSplit / ops::kGrid;
 
 class AttentionKernel final : public ops::Attention::Kernel {
  public:
   struct Functions {
     Function<AttentionArgs> decode_1, decode_2, merge, prompt;
+    bool overlap;  // clusters, and programmatic dependent launch
   };
   AttentionKernel(const ops::Attention::Problem& problem, const Functions& functions, std::unique_ptr<ops::Buffer> kv_head, int num_sms)
       : problem_(problem), functions_(functions), kv_head_(std::move(kv_head)), num_sms_(num_sms) {
@@ -51,14 +54,21 @@ class AttentionKernel final : public ops::Attention::Kernel {
       args.first_decode_row = kinds.first_decode_row;
       args.parts = launch.workspace.data<float>();
       args.max_parts = static_cast<int32_t>(static_cast<int64_t>(kPartsBytes) / part_bytes);
-      args.num_splits = static_cast<int32_t>(std::clamp<int64_t>(num_sms_ / (kinds.num_decode_runs * problem_.num_kv_heads), 1, kMaxSplits));
       const bool small = kinds.longest_decode_run * largest_group_ <= 16;  // the bits are the same
+      const int64_t slots = (small ? 2 : 1) * num_sms_, heads = kinds.num_decode_runs * problem_.num_kv_heads;
+      args.cluster = functions_.overlap && heads * kPartTiles <= slots ? static_cast<int32_t>(kPartTiles) : 1;
+      args.num_splits = static_cast<int32_t>(std::clamp<int64_t>(slots / (heads * args.cluster), 1, kMaxSplits));
+      const auto cluster = static_cast<unsigned>(args.cluster), blocks = static_cast<unsigned>(args.num_splits) * cluster;
       stream.launch(small ? functions_.decode_1 : functions_.decode_2,
-                    {.grid = {static_cast<unsigned>(args.num_splits), kv_heads, static_cast<unsigned>(args.step.num_runs)},
+                    {.grid = {blocks, kv_heads, static_cast<unsigned>(args.step.num_runs)},
                      .block = {kThreads},
-                     .shared_bytes = static_cast<unsigned>(small ? kDecodeSharedBytes1 : kDecodeSharedBytes2)},
+                     .shared_bytes = static_cast<unsigned>(small ? kDecodeSharedBytes1 : kDecodeSharedBytes2),
+                     .cluster = {cluster},
+                     .programmatic = functions_.overlap},
                     args);
-      if (args.num_splits > 1) stream.launch(functions_.merge, {.grid = {static_cast<unsigned>(num_rows), q_heads}, .block = {32}}, args);
+      if (blocks > 1)
+        stream.launch(functions_.merge,
+                      {.grid = {static_cast<unsigned>(num_rows), q_heads}, .block = {kThreads}, .programmatic = functions_.overlap}, args);
     }
     if (kinds.prompt) {
       unsigned tiles = 0;
@@ -97,6 +107,7 @@ Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Probl
   ASSIGN_OR_RETURN(functions.decode_2, gpu.function<AttentionArgs>("attention_mma", "attention_decode_2", kDecodeSharedBytes2));
   ASSIGN_OR_RETURN(functions.merge, gpu.function<AttentionArgs>("attention_mma", "attention_merge"));
   ASSIGN_OR_RETURN(functions.prompt, gpu.function<AttentionArgs>("attention_mma", "attention_prompt", kPromptSharedBytes));
+  functions.overlap = runs_code_for("90a", gpu.traits().architecture);
   ASSIGN_OR_RETURN(auto kv_head, gpu.upload(problem.kv_head, "the attention's head map"));
   return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, functions, std::move(kv_head), gpu.num_sms()));
 }

@@ -77,7 +77,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
           args.k = piece.spare + piece.rows * widths[0] * 2;
           args.v = piece.spare + piece.rows * (widths[0] + widths[1]) * 2;
           const auto heads = static_cast<unsigned>(problem_.num_q_heads + problem_.num_kv_heads);
-          stream.launch(rotate_, {.grid = {static_cast<unsigned>(piece.rows), heads}, .block = {256}}, args);
+          stream.launch(rotate_, {.grid = {static_cast<unsigned>(piece.rows), heads}, .block = {256}, .programmatic = true}, args);
         });
   }
 
