@@ -1,5 +1,5 @@
+#include "backends/cuda/device_code.h"
 #include "backends/cuda/draft_rows_args.h"
-
 #include "backends/cuda/plain.h"
 
 namespace quern::cuda::plain {
@@ -10,8 +10,8 @@ static_assert(sizeof(DraftRecord) == sizeof(ops::DraftRun));
 
 class DraftRowsKernel final : public ops::DraftRows::Kernel {
  public:
-  DraftRowsKernel(const ops::DraftRows::Problem& problem, Function<DraftFirstArgs> first, Function<DraftNextArgs> next)
-      : problem_(problem), first_(first), next_(next) {}
+  DraftRowsKernel(const ops::DraftRows::Problem& problem, Function<DraftFirstArgs> first, Function<DraftNextArgs> next, bool overlap)
+      : problem_(problem), first_(first), next_(next), overlap_(overlap) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return "cuda.plain"; }
 
@@ -29,7 +29,7 @@ class DraftRowsKernel final : public ops::DraftRows::Kernel {
     args.indices = rows.indices.data<int32_t>();
     args.positions = rows.positions.data<int32_t>();
     args.last_rows = last_rows.data<int32_t>();
-    cuda_stream(launch.stream).launch(first_, {.block = {1024}}, args);
+    cuda_stream(launch.stream).launch(first_, {.block = {1024}, .programmatic = overlap_}, args);
   }
 
   void enqueue_next(const ops::TensorView& runs, int32_t pass, const ops::TensorView& ids, const ops::Rows& before, const ops::TensorView& hidden,
@@ -55,13 +55,15 @@ class DraftRowsKernel final : public ops::DraftRows::Kernel {
     args.last_rows = last_rows.data<int32_t>();
     args.slot_drafts = rows.slots.drafts.data<int32_t>();
     args.proposed = drafts.data<int32_t>();
-    cuda_stream(launch.stream).launch(next_, {.grid = {static_cast<unsigned>(args.num_runs)}, .block = {256}}, args);
+    cuda_stream(launch.stream)
+        .launch(next_, {.grid = {static_cast<unsigned>(args.num_runs)}, .block = {1024}, .programmatic = overlap_}, args);
   }
 
  private:
   ops::DraftRows::Problem problem_;
   Function<DraftFirstArgs> first_;
   Function<DraftNextArgs> next_;
+  bool overlap_;
 };
 
 }  // namespace
@@ -71,7 +73,8 @@ ops::Verdict accepts(const ops::DraftRows::Problem& problem, const ops::DeviceTr
 Result<std::unique_ptr<ops::DraftRows::Kernel>> make(const ops::DraftRows::Problem& problem, ops::Device& device) {
   ASSIGN_OR_RETURN(const auto first, cuda_device(device).function<DraftFirstArgs>("draft_rows", "draft_first"));
   ASSIGN_OR_RETURN(const auto next, cuda_device(device).function<DraftNextArgs>("draft_rows", "draft_next"));
-  return std::unique_ptr<ops::DraftRows::Kernel>(std::make_unique<DraftRowsKernel>(problem, first, next));
+  return std::unique_ptr<ops::DraftRows::Kernel>(
+      std::make_unique<DraftRowsKernel>(problem, first, next, runs_code_for("90a", device.traits().architecture)));
 }
 
 }  // namespace quern::cuda::plain

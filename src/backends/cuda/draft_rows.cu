@@ -1,3 +1,4 @@
+#include "backends/cuda/async.cuh"
 #include "backends/cuda/draft_rows_args.h"
 #include "backends/cuda/numeric.cuh"
 
@@ -5,6 +6,8 @@ namespace quern::cuda {
 
 /// One block: first every row is padding, then each run's rows are placed.
 extern "C" __global__ void draft_first(const __grid_constant__ DraftFirstArgs args) {
+  release_successor();
+  await_predecessor();
   const StepTables& s = args.step;
   for (int row = static_cast<int>(threadIdx.x); row < s.num_rows; row += static_cast<int>(blockDim.x)) {
     args.tokens[row] = 0;
@@ -40,12 +43,26 @@ extern "C" __global__ void draft_first(const __grid_constant__ DraftFirstArgs ar
 
 /// A block a run.
 extern "C" __global__ void draft_next(const __grid_constant__ DraftNextArgs args) {
+  release_successor();
+  await_predecessor();
   const int r = static_cast<int>(blockIdx.x);
   const DraftRecord draft = args.drafts[r];
   const int row = args.last_rows[r];
   const bool goes_on = row >= 0 && draft.depth > args.pass + 1;
-  for (int i = static_cast<int>(threadIdx.x); i < args.width; i += static_cast<int>(blockDim.x))
-    store(args.hidden_out, args.activation, int64_t{r} * args.width + i, goes_on ? load(args.hidden, args.activation, int64_t{row} * args.width + i) : 0.0f);
+  constexpr int kAtOnce = 8;  // elements of a thread whose loads do not wait for each other
+  const int threads = static_cast<int>(blockDim.x);
+  for (int first = static_cast<int>(threadIdx.x); first < args.width; first += kAtOnce * threads) {
+    float values[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = first + i * threads;
+      values[i] = goes_on && at < args.width ? load(args.hidden, args.activation, int64_t{row} * args.width + at) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (const int at = first + i * threads; at < args.width)
+        store(args.hidden_out, args.activation, int64_t{r} * args.width + at, values[i]);
+  }
   __syncthreads();  // every thread has read last_rows
   if (threadIdx.x != 0) return;
   const int id = args.ids[r];

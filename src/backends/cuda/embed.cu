@@ -1,3 +1,4 @@
+#include "backends/cuda/async.cuh"
 #include "backends/cuda/embed_args.h"
 #include "backends/cuda/numeric.cuh"
 
@@ -5,6 +6,8 @@ namespace quern::cuda {
 
 /// One thread a row.
 extern "C" __global__ void resolve_rows(const __grid_constant__ ResolveArgs args) {
+  release_successor();
+  await_predecessor();
   const StepTables& s = args.step;
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (row >= s.num_rows) return;
@@ -26,25 +29,27 @@ extern "C" __global__ void resolve_rows(const __grid_constant__ ResolveArgs args
     s.positions[row * 3 + axis] = decode ? index + s.position_delta[run.slot] : s.run_positions[run_number * 3 + axis] + i;
 }
 
-/// One block a row. An id outside the table gives NaN, which the sampler reports.
+/// blockIdx: (row, piece of it); a thread has an element. An id outside the table gives NaN, which the sampler reports.
 extern "C" __global__ void lookup_rows(const __grid_constant__ LookupArgs args) {
   constexpr int64_t kScaleBlock = 128;
+  release_successor();
+  await_predecessor();
   const Weight& table = args.table;
   const int64_t token = args.tokens[blockIdx.x], width = table.in_features, out = int64_t{blockIdx.x} * width;
   const bool known = token >= 0 && token < table.out_features;
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    float x = __int_as_float(0x7fc00000);
-    if (known) {
-      x = load(table.data, table.dtype, token * width + i);
-      if (table.scales == Weight::Scales::kBlock) {
-        const int64_t columns = (table.offsets->column + width + kScaleBlock - 1) / kScaleBlock;
-        x *= table.scale[(table.offsets->row + token) / kScaleBlock * columns + (table.offsets->column + i) / kScaleBlock];
-      } else if (table.scales != Weight::Scales::kNone) {
-        x *= table.scale[table.scales == Weight::Scales::kChannel ? token : 0];
-      }
+  const int64_t i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
+  if (i >= width) return;
+  float x = __int_as_float(0x7fc00000);
+  if (known) {
+    x = load(table.data, table.dtype, token * width + i);
+    if (table.scales == Weight::Scales::kBlock) {
+      const int64_t columns = (table.offsets->column + width + kScaleBlock - 1) / kScaleBlock;
+      x *= table.scale[(table.offsets->row + token) / kScaleBlock * columns + (table.offsets->column + i) / kScaleBlock];
+    } else if (table.scales != Weight::Scales::kNone) {
+      x *= table.scale[table.scales == Weight::Scales::kChannel ? token : 0];
     }
-    store(args.out, args.activation, out + i, x);
   }
+  store(args.out, args.activation, out + i, x);
 }
 
 }  // namespace quern::cuda

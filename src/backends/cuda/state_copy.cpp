@@ -1,6 +1,6 @@
-#include "backends/cuda/state_copy_args.h"
-
+#include "backends/cuda/device_code.h"
 #include "backends/cuda/plain.h"
+#include "backends/cuda/state_copy_args.h"
 
 namespace quern::cuda::plain {
 
@@ -16,7 +16,8 @@ struct Bytes {
 
 class StateCopyKernel final : public ops::StateCopy::Kernel {
  public:
-  StateCopyKernel(Function<CopyArgs> copy, Function<StoreHiddenArgs> store_hidden) : copy_(copy), store_hidden_(store_hidden) {}
+  StateCopyKernel(Function<CopyArgs> copy, Function<StoreHiddenArgs> store_hidden, bool overlap)
+      : copy_(copy), store_hidden_(store_hidden), overlap_(overlap) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return "cuda.plain"; }
 
@@ -54,12 +55,14 @@ class StateCopyKernel final : public ops::StateCopy::Kernel {
     if (rows.num_rows == 0) return;
     const StoreHiddenArgs args{step_tables(rows),     hidden.dtype,        static_cast<int32_t>(hidden.shape[1]), static_cast<int32_t>(window.shape[1]),
                                hidden.data<void>(), window.data<void>(), boundary_hidden.data<void>()};
-    cuda_stream(launch.stream).launch(store_hidden_, {.grid = {static_cast<unsigned>(args.step.num_runs), blocks_for(args.width, kThreads)}, .block = {kThreads}}, args);
+    const Extent3 grid{static_cast<unsigned>(args.step.num_runs), blocks_for(args.width, kThreads)};
+    cuda_stream(launch.stream).launch(store_hidden_, {.grid = grid, .block = {kThreads}, .programmatic = overlap_}, args);
   }
 
  private:
   Function<CopyArgs> copy_;
   Function<StoreHiddenArgs> store_hidden_;
+  bool overlap_;
 };
 
 }  // namespace
@@ -69,7 +72,8 @@ ops::Verdict accepts(const ops::StateCopy::Problem&, const ops::DeviceTraits& tr
 Result<std::unique_ptr<ops::StateCopy::Kernel>> make(const ops::StateCopy::Problem&, ops::Device& device) {
   ASSIGN_OR_RETURN(const auto copy, cuda_device(device).function<CopyArgs>("state_copy", "copy_pieces"));
   ASSIGN_OR_RETURN(const auto store_hidden, cuda_device(device).function<StoreHiddenArgs>("state_copy", "store_hidden"));
-  return std::unique_ptr<ops::StateCopy::Kernel>(std::make_unique<StateCopyKernel>(copy, store_hidden));
+  return std::unique_ptr<ops::StateCopy::Kernel>(
+      std::make_unique<StateCopyKernel>(copy, store_hidden, runs_code_for("90a", device.traits().architecture)));
 }
 
 }  // namespace quern::cuda::plain

@@ -1,3 +1,4 @@
+#include "backends/cuda/async.cuh"
 #include "backends/cuda/numeric.cuh"
 #include "backends/cuda/state_copy_args.h"
 
@@ -23,6 +24,8 @@ extern "C" __global__ void copy_pieces(const __grid_constant__ CopyArgs args) {
 
 /// A thread per run and element of the hidden: the boundary first, since its row may be about to leave the window.
 extern "C" __global__ void store_hidden(const __grid_constant__ StoreHiddenArgs args) {
+  release_successor();
+  await_predecessor();
   const RunRecord run = args.step.runs[blockIdx.x];
   const int64_t i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x, width = args.width, length = args.window_length;
   if (run.slot < 0 || run.num_rows == 0 || i >= width) return;
