@@ -408,6 +408,7 @@ class ChatPage(unittest.TestCase):
         self.tab.key("Enter")
         self.tab.wait("document.querySelector('.content')?.innerText === 'two'")
         self.wait_for_answer()
+        self.assertEqual(self.focused(), "send", "the focus is lost with the button")
         self.tab.js("[...document.querySelectorAll('.user button')].find((b) => b.textContent === 'Edit').focus()")
         self.tab.key("Enter")
         self.assertEqual(self.tab.js("document.activeElement.value"), "Question A")
@@ -417,10 +418,36 @@ class ChatPage(unittest.TestCase):
         self.tab.wait("document.querySelector('.content')?.innerText === 'three'")
         self.wait_for_answer()
         self.assertEqual(self.texts(".user .text"), ["Question A, or B"])
+        self.assertEqual(self.count("[aria-label='Earlier answer']"), 0, "another question has other answers")
         prompts = [request["prompt"] for request in self.server.tell(submitted=True)["submitted"]]
         self.assertEqual(prompts[0], prompts[1])
         self.assertIn("Question A, or B", prompts[2])
         self.assertNotIn("two", prompts[2])
+
+    def test_answers_made_anew_are_versions_and_the_chosen_one_counts(self):
+        self.open()
+        self.server.tell(say=["Thought.\n</think>\n\none", "</think>\n\ntwo", "</think>\n\nthree", "</think>\n\nfour"])
+        self.ask("Question")
+        self.wait_for_answer()
+        for wanted in ("two", "three"):
+            self.tab.js("[...document.querySelectorAll('.assistant button')].find((b) => b.textContent === 'Regenerate').click()")
+            self.tab.wait(f"document.querySelector('.content')?.innerText === '{wanted}'")
+            self.wait_for_answer()
+        self.assertIn("3 of 3", self.text(".assistant"))
+        self.assertTrue(self.tab.js("document.querySelector(\"[aria-label='Later answer']\").disabled"))
+        for wanted in ("two", "one"):
+            self.tab.click("[aria-label='Earlier answer']")
+            self.assertEqual(self.text(".content"), wanted)
+            self.assertEqual(self.tab.js("document.querySelector('.reasoning')?.hidden ?? true"), wanted != "one")
+        self.visit()
+        self.assertEqual(self.text(".content"), "one")
+        self.assertIn("1 of 3", self.text(".assistant"))
+        self.ask("More")
+        self.wait_for_answer()
+        prompt = self.server.tell(submitted=True)["submitted"][-1]["prompt"]
+        self.assertIn("one<|im_end|>", prompt)
+        self.assertNotIn("two", prompt)
+        self.assertEqual(self.count("[aria-label='Earlier answer']"), 0, "what was answered to does not change any more")
 
     # The server's states
 

@@ -4,8 +4,8 @@
 
 #include "api_fixture.h"
 
-// A server without a model, for tests/python/chat_page_test.py: prints its port, then does what each line of its input says, a JSON object, and
-// answers each with a line; ends with its input.
+// A server without a model, for tests/python/chat_page_test.py: prints its port, then does what each line of its input says, a JSON object,
+// and answers each with a line; ends with its input.
 //
 //   {"say": [TEXT, ...]}                 the next answers, in order; the last one repeats. With "fail": every answer ends with that error
 //   {"hold": true} {"permit": N} {"run": true}    no token, N more, all of them
@@ -84,7 +84,8 @@ int run(const Arguments& arguments) {
   context.model_names = {arguments.model};
   if (!arguments.loading) (*server)->set_ready(context);
   std::cout << (*server)->port() << std::endl;
-  for (std::string line; std::getline(std::cin, line);) std::cout << dump_json(obey(Json::parse(line), engine, **server, context)) << std::endl;
+  for (std::string line; std::getline(std::cin, line);)
+    std::cout << dump_json(obey(Json::parse(line), engine, **server, context)) << std::endl;
   engine.let_run();
   (*server)->drain_and_stop(std::chrono::seconds(5));
   return 0;

@@ -43,7 +43,8 @@ TEST_F(Page, IsTheFilesOfTheSourceTreeAndNamesNoOtherHost) {
     if (!name.ends_with(".svg")) {  // which names its XML namespace
       EXPECT_THAT(std::string(file->bytes), Not(HasSubstr("://"))) << name;
     }
-    for (const char* sink : {"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser", "srcdoc"})
+    for (const char* sink :
+         {"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser", "srcdoc"})
       EXPECT_THAT(std::string(file->bytes), Not(HasSubstr(sink))) << name;
   }
   EXPECT_EQ(num_files, page_files.size());
@@ -70,7 +71,8 @@ TEST_F(Page, IsSentOnceForEachVersion) {
 
 TEST_F(Page, OffersNothingBesideItsFiles) {
   start();
-  for (const char* path : {"/page/", "/page", "/page/nothing.js", "/page/../page/main.js", "/page/%2e%2e/main.js", "//", "/page//main.js", "/index.html"})
+  for (const char* path :
+       {"/page/", "/page", "/page/nothing.js", "/page/../page/main.js", "/page/%2e%2e/main.js", "//", "/page//main.js", "/index.html"})
     EXPECT_EQ(get(path).status, 404) << path;
   EXPECT_EQ(value(HttpClient::fetch(port(), "POST", "/")).status, 405);
   const ClientResponse head = value(HttpClient::fetch(port(), "HEAD", "/"));

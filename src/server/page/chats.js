@@ -1,7 +1,8 @@
 // Chats and settings, kept in localStorage; in memory alone where the browser has none or it is full.
 //
 // A chat: {id, title, updated, settings, messages}. A message: {role: "user", content} or
-// {role: "assistant", content, reasoning, calls: [{id, name, arguments, result}], figures, finish, fault}.
+// {role: "assistant", content, reasoning, calls: [{id, name, arguments, result}], figures, finish, fault}, which may have `versions`: all answers
+// to the same question, of which number `version` is the one that stands in the message itself.
 
 const memory = new Map();
 
@@ -66,6 +67,27 @@ export function removeChat(id) {
 }
 
 export const saveSettings = (settings) => write("quern.settings", settings);
+
+const answerOf = ({ content, reasoning, calls, figures, finish, fault }) => ({ content, reasoning, calls, figures, finish, fault });
+
+/** A new, empty answer; `before`, where given, is the one in whose place it comes, and stays a version of it. */
+export function newAnswer(before) {
+  const message = { role: "assistant", content: "", reasoning: "", calls: [], figures: {} };
+  if (before && (before.content || before.reasoning || before.calls.length > 0)) {
+    const versions = [...(before.versions ?? [null])];
+    versions[before.version ?? 0] = answerOf(before);
+    message.versions = [...versions, null];
+    message.version = versions.length;
+  }
+  return message;
+}
+
+/** Puts the version before (-1) or after (1) this one into the message. */
+export function switchVersion(message, step) {
+  message.versions[message.version] = answerOf(message);
+  message.version += step;
+  Object.assign(message, { finish: undefined, fault: undefined }, message.versions[message.version]);  // storage knows no undefined
+}
 
 /** The API key: of this tab, or kept. */
 export function apiKey() {

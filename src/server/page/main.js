@@ -1,13 +1,16 @@
 // The page: which chat is shown, what is being answered, and what every control does.
 
 import { listModels, readiness, streamChat } from "./api.js";
-import { apiKey, emptySettings, listChats, loadChat, newChat, removeChat, saveChat, saveSettings, setApiKey, setTheme } from "./chats.js";
+import {
+  apiKey, emptySettings, listChats, loadChat, newAnswer, newChat, removeChat, saveChat, saveSettings, setApiKey, setTheme, switchVersion,
+} from "./chats.js";
 import { byId, make } from "./dom.js";
 import { AssistantMessage, figuresText, userMessage } from "./messages.js";
 import { checkTools, fillForm, readForm, requestOf } from "./settings.js";
 
 const kPollMs = 500;
 const kSaveMs = 1000;  // a running answer is saved this often
+const kMeasurable = 0.02;  // seconds; a speed over less says more about the network than about the model
 
 let chat = newChat();
 let views = [];             // of chat.messages
@@ -25,7 +28,11 @@ const viewOptions = (index) => ({ last: index === chat.messages.length - 1, runn
 function showChat() {
   views = chat.messages.map((message, index) => {
     if (message.role === "user") return { element: userMessage(message, (text) => askFrom(index, text)), update() {} };
-    return new AssistantMessage(message, { regenerate: () => askFrom(index), results: (texts) => giveResults(message, texts) });
+    return new AssistantMessage(message, {
+      regenerate: () => askFrom(index),
+      results: (texts) => giveResults(message, texts),
+      version: (step) => showVersion(message, step),
+    });
   });
   byId("log").replaceChildren(...views.map((view) => view.element));
   updateViews();
@@ -93,11 +100,18 @@ scroller.addEventListener("scroll", () => {
 
 // Asking
 
+/** Takes back everything from this message on and asks again: with another question, or for another answer. */
 function askFrom(index, text) {
   if (isRunning()) return;
-  chat.messages.splice(index);
+  const [before] = chat.messages.splice(index);
   if (text !== undefined) chat.messages.push({ role: "user", content: text });
-  answer();
+  answer(text === undefined ? before : undefined);
+}
+
+function showVersion(message, step) {
+  switchVersion(message, step);
+  keep(chat);
+  updateViews();
 }
 
 function giveResults(message, texts) {
@@ -136,11 +150,11 @@ function addChunk(message, chunk, times) {
     figures.cachedTokens = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
   }
   const seconds = (times.last - times.first) / 1000;
-  if (figures.outputTokens > 1 && seconds > 0) figures.tokensPerSecond = (figures.outputTokens - 1) / seconds;
+  if (figures.outputTokens > 1 && seconds > kMeasurable) figures.tokensPerSecond = (figures.outputTokens - 1) / seconds;
 }
 
-/** Lets the model go on with this chat. */
-async function answer() {
+/** Lets the model go on with this chat; its answer comes in the place of `before`, where given. */
+async function answer(before) {
   const own = chat;
   if (running.has(own.id) || !model) return;
   let request;
@@ -150,7 +164,7 @@ async function answer() {
     announce(`The list of tools cannot be read: ${fault.message}`);
     return openSettings();
   }
-  const message = { role: "assistant", content: "", reasoning: "", calls: [], figures: {} };
+  const message = newAnswer(before);
   const controller = new AbortController();
   own.messages.push(message);
   own.updated = Date.now();
@@ -158,6 +172,7 @@ async function answer() {
   running.set(own.id, { controller, chat: own });
   keep(own);
   showChat();
+  if (document.activeElement === document.body) byId("send").focus();  // the control that asked is gone
   announce("The answer begins.");
 
   const times = { sent: performance.now(), saved: performance.now() };
@@ -196,7 +211,7 @@ async function answer() {
   showList();
   if (unauthorized && (await askForKey("This key is not accepted."))) {
     own.messages.pop();
-    if (chat === own) answer();
+    if (chat === own) answer(before);
   } else if (message.fault) {
     connect();
   }

@@ -82,7 +82,7 @@ export class AssistantMessage {
   #actions = make("span", { className: "row" });
   #actionsShown = "";
 
-  /** on: {regenerate(), results([text of each call])} */
+  /** on: {regenerate(), results([text of each call]), version(step)} */
   constructor(message, on) {
     this.#message = message;
     this.#on = on;
@@ -93,6 +93,7 @@ export class AssistantMessage {
     const message = this.#message;
     this.element.classList.toggle("running", running);
     this.element.setAttribute("aria-busy", String(running));
+    if (this.#reasoning) this.#reasoning.details.hidden = !message.reasoning;  // another version may have none
     if (message.reasoning) this.#showReasoning(running);
     this.#contentView.show(message.content);
     this.#showCalls(running, last);
@@ -156,12 +157,25 @@ export class AssistantMessage {
   }
 
   #showActions(running, last) {
-    const state = running ? "" : last ? "copy again" : "copy";
+    const { versions, version } = this.#message;
+    const state = running ? "" : JSON.stringify([last, last && versions ? [version, versions.length] : null]);
     if (state === this.#actionsShown) return;
     this.#actionsShown = state;
     const buttons = [];
-    if (state !== "") buttons.push(copyButton("Copy this answer", () => this.#message.content));
-    if (state === "copy again") buttons.push(action("Regenerate", this.#on.regenerate));
+    if (!running) buttons.push(copyButton("Copy this answer", () => this.#message.content));
+    if (!running && last) buttons.push(action("Regenerate", this.#on.regenerate));
+    if (!running && last && versions) {
+      const turn = (label, sign, step) => {
+        const button = action(sign, () => {
+          this.#on.version(step);
+          this.#actions.querySelector(`[aria-label="${label}"]:enabled`)?.focus();
+        });
+        button.setAttribute("aria-label", label);
+        button.disabled = version + step < 0 || version + step >= versions.length;
+        return button;
+      };
+      buttons.push(turn("Earlier answer", "‹", -1), make("span", { className: "figures", textContent: `${version + 1} of ${versions.length}` }), turn("Later answer", "›", 1));
+    }
     this.#actions.replaceChildren(...buttons);
   }
 }
