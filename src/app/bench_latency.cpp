@@ -70,17 +70,16 @@ Result<LatencySamples> measure(engine::Engine& engine, const LatencyOptions& opt
 
 /// Times by percentile, and the batches one after the other.
 std::vector<Chart> charts_of(const LatencySamples& samples) {
-  const auto curve = [](std::string name, const std::vector<double>& seconds) {
-    ChartSeries series{std::move(name), {}};
-    for (int percent = 0; percent <= 100; ++percent) series.points.emplace_back(percent, percentile(seconds, percent) * 1e3);
-    return series;
+  const auto in_ms = [](std::vector<double> seconds) {
+    for (double& sample : seconds) sample *= 1e3;
+    return seconds;
   };
   Chart batches{.title = "Batch after batch", .x = {"batch", ""}, .y = {"latency", "ms"}, .series = {{"whole batch", {}}}};
   for (size_t i = 0; i < samples.latencies.size(); ++i) batches.series[0].points.emplace_back(static_cast<double>(i + 1), samples.latencies[i] * 1e3);
   return {{.title = "Latency by percentile",
            .x = {"share of the samples", "%"},
            .y = {"latency", "ms", true},
-           .series = {curve("whole batch", samples.latencies), curve("time to first token", samples.first_tokens)}},
+           .series = {percentile_curve("whole batch", in_ms(samples.latencies)), percentile_curve("time to first token", in_ms(samples.first_tokens))}},
           batches};
 }
 
@@ -145,7 +144,7 @@ Command bench_latency_command() {
            {"--n", "N", "Sequences of every prompt (default 1)", to_integer(options->n, 1, 1 << 10)},
            {"--num-iters-warmup", "N", "Batches before the clock runs (default 10)", to_integer(options->num_iters_warmup, 0, kMax)},
            {"--num-iters", "N", "Batches that are timed (default 30)", to_integer(options->num_iters, 1, kMax)},
-           {"--output-json", "FILE", "Write the result to this file", to_text(options->output_json)},
+           {"--output-json", "FILE", "Write the result to this file", naming_a_path(to_text(options->output_json))},
            {"--plot", "FILE", "Draw the latencies as an SVG", to_path(options->plot)},
            {"--seed", "N", "Seed of prompts and sampling (default 0)", to_integer(options->seed, 0, std::numeric_limits<int64_t>::max())},
            without_effect(options->model, "--disable-detokenize", "", "this benchmark never detokenizes"),

@@ -280,6 +280,10 @@ OptionGroup result_group(BenchServeOptions& o) {
 Command bench_serve_command() {
   auto options = std::make_shared<BenchServeOptions>();
   Command command{.name = "bench serve", .summary = "Latency and throughput of a running server, over HTTP"};
+  command.description =
+      "Sends random prompts to any OpenAI-compatible server and reports in the lines and JSON keys of vLLM's benchmark. The completions backends send token "
+      "ids, so that lengths are exact.\n\n"
+      "With a sweep there is one run for each value, with prompts of its own, and --plot draws throughput and latencies over it.";
   command.groups = {server_group(*options), load_group(*options), result_group(*options)};
   command.run = [options]() -> int {
     if (Result<void> done = bench_serve(*options); !done) {

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <limits>
@@ -7,9 +8,12 @@
 
 #include "app/app.h"
 #include "app/bench_engine.h"
+#include "app/build_info.h"
+#include "app/chart.h"
 #include "app/commands.h"
 #include "app/exit_code.h"
 #include "app/random_prompts.h"
+#include "base/file.h"
 
 // `quern bench throughput`: all requests at once, from the first submission to the last token. Options, lines and JSON keys as vLLM's
 // `bench throughput`.
@@ -23,11 +27,13 @@ struct ThroughputOptions {
   double range_ratio = 0;
   int64_t seed = 0;
   std::string output_json, dataset_name = "random";
+  std::filesystem::path plot;
 };
 
 struct ThroughputResult {
   double elapsed_seconds = 0;
   int64_t num_requests = 0, prompt_tokens = 0, output_tokens = 0;
+  std::vector<BenchTimes> times;
 };
 
 std::vector<BenchRequest> make_requests(const ThroughputOptions& options, int32_t vocab_size) {
@@ -48,6 +54,7 @@ Result<ThroughputResult> measure(engine::Engine& engine, const std::vector<Bench
   result.elapsed_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   for (const BenchRequest& request : requests) result.prompt_tokens += static_cast<int64_t>(request.prompt.size());
   for (const BenchTimes& request : times) result.output_tokens += request.num_tokens;
+  result.times = times;
   return result;
 }
 
@@ -59,6 +66,26 @@ void print(const ThroughputResult& result) {
   fmt::print("Total num output tokens:  {}\n", result.output_tokens);
 }
 
+/// Requests begun and ended over time, and how long they took.
+std::vector<Chart> charts_of(const ThroughputResult& result) {
+  std::vector<double> first, last;
+  for (const BenchTimes& request : result.times) {
+    first.push_back(request.first_token);
+    last.push_back(request.last_token);
+  }
+  const auto counted = [](std::string name, std::vector<double> times) {
+    std::ranges::sort(times);
+    ChartSeries series{std::move(name), {{0, 0}}};
+    for (size_t i = 0; i < times.size(); ++i) series.points.emplace_back(times[i], static_cast<double>(i + 1));
+    return series;
+  };
+  return {{.title = "Requests over time", .x = {"time", "s"}, .y = {"requests", ""}, .series = {counted("with a first token", first), counted("ended", last)}},
+          {.title = "Time since all were sent, by percentile",
+           .x = {"share of the requests", "%"},
+           .y = {"time", "s"},
+           .series = {percentile_curve("to the first token", first), percentile_curve("to the last token", last)}}};
+}
+
 Json as_json(const ThroughputResult& result, const BenchEngine& bench) {
   const int64_t total = result.prompt_tokens + result.output_tokens;
   return {{"elapsed_time", result.elapsed_seconds},
@@ -67,6 +94,7 @@ Json as_json(const ThroughputResult& result, const BenchEngine& bench) {
           {"requests_per_second", static_cast<double>(result.num_requests) / result.elapsed_seconds},
           {"tokens_per_second", static_cast<double>(total) / result.elapsed_seconds},
           {"output_tokens_per_second", static_cast<double>(result.output_tokens) / result.elapsed_seconds},
+          {"charts", charts_json(charts_of(result))},
           {"counters", bench_counters(bench.engine->stats())},
           {"environment", bench_environment(bench.plan)}};
 }
@@ -81,6 +109,11 @@ Result<void> bench_throughput(const ThroughputOptions& options) {
   ASSIGN_OR_RETURN(const ThroughputResult result, measure(*bench.engine, requests));
   print(result);
   fmt::print("{}", bench_counters_text(bench.engine->stats()));
+  if (!options.plot.empty()) {
+    const std::string about = fmt::format("{} requests of {} tokens, {} tokens of output; {:.1f} output tokens/s; {}", result.num_requests, options.input_len, options.output_len,
+                                          static_cast<double>(result.output_tokens) / result.elapsed_seconds, version_with_commit());
+    RETURN_IF_ERROR(write_file(options.plot, charts_svg(charts_of(result), fmt::format("quern bench throughput: {}", bench.plan.config.name), about)));
+  }
   return save_result(options.output_json, as_json(result, bench));
 }
 
@@ -101,7 +134,8 @@ Command bench_throughput_command() {
             to_number(options->range_ratio, 0, 0.999)},
            {"--num-prompts", "N", "Number of prompts (default 1000)", to_integer(options->num_prompts, 1, 1 << 20)},
            {"--n", "N", "Sequences of every prompt (default 1)", to_integer(options->n, 1, 1 << 10)},
-           {"--output-json", "FILE", "Write the result to this file", to_text(options->output_json)},
+           {"--output-json", "FILE", "Write the result to this file", naming_a_path(to_text(options->output_json))},
+           {"--plot", "FILE", "Draw requests over time and their latencies as an SVG", to_path(options->plot)},
            {"--seed", "N", "Seed of prompts, lengths and sampling (default 0)",
             to_integer(options->seed, 0, std::numeric_limits<int64_t>::max())},
            without_effect(options->model, "--disable-detokenize", "", "this benchmark never detokenizes"),

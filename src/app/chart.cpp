@@ -7,6 +7,7 @@
 #include <cmath>
 #include <set>
 
+#include "app/statistics.h"
 #include "app/terminal.h"
 
 namespace quern::app {
@@ -101,7 +102,9 @@ class Scale {
   std::vector<double> ticks_;
 };
 
-std::string axis_title(const ChartAxis& axis) { return xml(axis.unit.empty() ? axis.label : fmt::format("{} ({})", axis.label, axis.unit)); }
+std::string axis_title(const ChartAxis& axis) {
+  return xml(axis.unit.empty() ? axis.label : fmt::format("{} ({})", axis.label, axis.unit));
+}
 
 /// The points that can be drawn.
 std::vector<std::pair<double, double>> drawable(const Chart& chart, const ChartSeries& series) {
@@ -126,26 +129,36 @@ std::string chart_svg(const Chart& chart, double top) {
   const auto top_of = [&](double y) { return kPlotTop + (1 - y_scale.share(y)) * kPlotHeight; };
   constexpr double kBottom = kPlotTop + kPlotHeight;
 
-  std::string out = fmt::format("<g class=\"chart\" transform=\"translate(0,{})\">\n<text class=\"chart-title\" x=\"{}\" y=\"22\" font-size=\"15\" font-weight=\"bold\">{}</text>\n",
-                                top, kPlotLeft, xml(chart.title));
+  std::string out = fmt::format(
+      "<g class=\"chart\" transform=\"translate(0,{})\">\n<text class=\"chart-title\" x=\"{}\" y=\"22\" font-size=\"15\" "
+      "font-weight=\"bold\">{}</text>\n",
+      top, kPlotLeft, xml(chart.title));
   for (const double tick : y_scale.ticks()) {
-    out += fmt::format("<line x1=\"{}\" x2=\"{}\" y1=\"{:.2f}\" y2=\"{:.2f}\" stroke=\"#dddddd\"/>\n", kPlotLeft, kPlotLeft + kPlotWidth, top_of(tick), top_of(tick));
-    out += fmt::format("<text class=\"y-tick\" x=\"{}\" y=\"{:.2f}\" text-anchor=\"end\" dominant-baseline=\"middle\">{}</text>\n", kPlotLeft - 8, top_of(tick), number(tick));
+    out += fmt::format("<line x1=\"{}\" x2=\"{}\" y1=\"{:.2f}\" y2=\"{:.2f}\" stroke=\"#dddddd\"/>\n", kPlotLeft, kPlotLeft + kPlotWidth,
+                       top_of(tick), top_of(tick));
+    out += fmt::format("<text class=\"y-tick\" x=\"{}\" y=\"{:.2f}\" text-anchor=\"end\" dominant-baseline=\"middle\">{}</text>\n",
+                       kPlotLeft - 8, top_of(tick), number(tick));
   }
   for (const double tick : x_scale.ticks()) {
-    out += fmt::format("<line x1=\"{0:.2f}\" x2=\"{0:.2f}\" y1=\"{1}\" y2=\"{2}\" stroke=\"#555555\"/>\n", left_of(tick), kBottom, kBottom + 5);
-    out += fmt::format("<text class=\"x-tick\" x=\"{:.2f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n", left_of(tick), kBottom + 19, number(tick));
+    out += fmt::format("<line x1=\"{0:.2f}\" x2=\"{0:.2f}\" y1=\"{1}\" y2=\"{2}\" stroke=\"#555555\"/>\n", left_of(tick), kBottom,
+                       kBottom + 5);
+    out += fmt::format("<text class=\"x-tick\" x=\"{:.2f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n", left_of(tick), kBottom + 19,
+                       number(tick));
   }
-  out += fmt::format("<path d=\"M{0} {1}V{2}H{3}\" fill=\"none\" stroke=\"#555555\"/>\n", kPlotLeft, kPlotTop, kBottom, kPlotLeft + kPlotWidth);
-  out += fmt::format("<text class=\"x-title\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n", kPlotLeft + kPlotWidth / 2, kBottom + 40, axis_title(chart.x));
-  out += fmt::format("<text class=\"y-title\" transform=\"translate(18,{}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n", kPlotTop + kPlotHeight / 2, axis_title(chart.y));
+  out += fmt::format("<path d=\"M{0} {1}V{2}H{3}\" fill=\"none\" stroke=\"#555555\"/>\n", kPlotLeft, kPlotTop, kBottom,
+                     kPlotLeft + kPlotWidth);
+  out += fmt::format("<text class=\"x-title\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n", kPlotLeft + kPlotWidth / 2,
+                     kBottom + 40, axis_title(chart.x));
+  out += fmt::format("<text class=\"y-title\" transform=\"translate(18,{}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
+                     kPlotTop + kPlotHeight / 2, axis_title(chart.y));
 
   double legend = kPlotLeft;
   for (size_t i = 0; i < chart.series.size(); ++i) {
     const ChartSeries& series = chart.series[i];
     const std::string_view colour = kColours[i % kColours.size()];
     const std::string dashes = i >= kColours.size() ? " stroke-dasharray=\"6 4\"" : "";
-    out += fmt::format("<line x1=\"{}\" x2=\"{}\" y1=\"40\" y2=\"40\" stroke=\"{}\" stroke-width=\"2\"{}/>\n", legend, legend + 22, colour, dashes);
+    out += fmt::format("<line x1=\"{}\" x2=\"{}\" y1=\"40\" y2=\"40\" stroke=\"{}\" stroke-width=\"2\"{}/>\n", legend, legend + 22, colour,
+                       dashes);
     out += fmt::format("<text class=\"legend\" x=\"{}\" y=\"40\" dominant-baseline=\"middle\">{}</text>\n", legend + 28, xml(series.name));
     legend += 28 + 7.2 * static_cast<double>(series.name.size()) + 20;
     std::string points, circles;
@@ -154,17 +167,28 @@ std::string chart_svg(const Chart& chart, double top) {
     for (const auto& [x, y] : values) {
       points += fmt::format("{}{:.2f},{:.2f}", points.empty() ? "" : " ", left_of(x), top_of(y));
       if (values.size() <= kMostCircles)
-        circles += fmt::format("<circle cx=\"{:.2f}\" cy=\"{:.2f}\" r=\"3\" fill=\"{}\"><title>{}: {} at {}</title></circle>\n", left_of(x), top_of(y), colour,
-                               xml(series.name), number(y), number(x));
+        circles += fmt::format("<circle cx=\"{:.2f}\" cy=\"{:.2f}\" r=\"3\" fill=\"{}\"><title>{}: {} at {}</title></circle>\n", left_of(x),
+                               top_of(y), colour, xml(series.name), number(y), number(x));
     }
-    out += fmt::format("<polyline class=\"series\" points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\" stroke-linejoin=\"round\"{}/>\n{}", points, colour, dashes, circles);
+    out += fmt::format(
+        "<polyline class=\"series\" points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\" stroke-linejoin=\"round\"{}/>\n{}", points,
+        colour, dashes, circles);
   }
   return out + "</g>\n";
 }
 
-Json axis_json(const ChartAxis& axis) { return {{"label", axis.label}, {"unit", axis.unit}, {"scale", axis.logarithmic ? "log" : "linear"}}; }
+Json axis_json(const ChartAxis& axis) {
+  return {{"label", axis.label}, {"unit", axis.unit}, {"scale", axis.logarithmic ? "log" : "linear"}};
+}
 
 }  // namespace
+
+ChartSeries percentile_curve(std::string name, const std::vector<double>& samples) {
+  ChartSeries series{std::move(name), {}};
+  if (samples.empty()) return series;
+  for (int percent = 0; percent <= 100; ++percent) series.points.emplace_back(percent, percentile(samples, percent));
+  return series;
+}
 
 Json charts_json(std::span<const Chart> charts) {
   Json list = Json::array();
@@ -184,7 +208,8 @@ std::string charts_svg(std::span<const Chart> charts, std::string_view title, st
   const double height = kHead + kChartHeight * static_cast<double>(charts.size());
   std::string out = fmt::format(
       "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"#222222\">\n"
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" font-family=\"system-ui, "
+      "sans-serif\" font-size=\"12\" fill=\"#222222\">\n"
       "<title>{2}</title>\n<rect width=\"{0}\" height=\"{1}\" fill=\"#ffffff\"/>\n"
       "<text x=\"{3}\" y=\"28\" font-size=\"18\" font-weight=\"bold\">{2}</text>\n<text x=\"{3}\" y=\"48\" fill=\"#555555\">{4}</text>\n",
       kWidth, height, xml(title), kPlotLeft, xml(subtitle));

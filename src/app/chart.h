@@ -29,6 +29,9 @@ struct Chart {
   std::vector<ChartSeries> series;
 };
 
+/// A series of the percentiles 0 to 100 of samples in any order; no points without samples.
+ChartSeries percentile_curve(std::string name, const std::vector<double>& samples);
+
 /// [{"title", "x": {"label", "unit", "scale"}, "y": the same, "series": [{"name", "points": [[x, y], ...]}]}]
 Json charts_json(std::span<const Chart> charts);
 

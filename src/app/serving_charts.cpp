@@ -8,13 +8,6 @@
 namespace quern::app {
 namespace {
 
-ChartSeries percentile_curve(std::string name, const std::vector<double>& samples) {
-  ChartSeries series{std::move(name), {}};
-  if (samples.empty()) return series;
-  for (int percent = 0; percent <= 100; ++percent) series.points.emplace_back(percent, percentile(samples, percent));
-  return series;
-}
-
 /// Median and 99th percentile of one metric over what was changed.
 Chart latency_chart(std::string title, std::string_view metric, std::span<const SweptRun> runs, const ChartAxis& x) {
   Chart chart{.title = std::move(title), .x = x, .y = {"latency", "ms"}, .series = {{"median", {}}, {"99th percentile", {}}}};
@@ -42,13 +35,15 @@ std::vector<Chart> charts_of_run(const ServingRun& run) {
       {.title = "Latency by percentile",
        .x = {"share of the samples", "%"},
        .y = {"latency", "ms", true},
-       .series = {percentile_curve("time to first token", samples_ms(run, "ttft")), percentile_curve("time per output token", samples_ms(run, "tpot")),
+       .series = {percentile_curve("time to first token", samples_ms(run, "ttft")),
+                  percentile_curve("time per output token", samples_ms(run, "tpot")),
                   percentile_curve("inter-token latency", samples_ms(run, "itl"))}},
   };
 }
 
 std::vector<Chart> charts_of_sweep(std::span<const SweptRun> runs, SweptQuantity swept) {
-  const ChartAxis x = swept == SweptQuantity::kConcurrency ? ChartAxis{"requests under way", "", true} : ChartAxis{"request rate", "requests/s", true};
+  const ChartAxis x =
+      swept == SweptQuantity::kConcurrency ? ChartAxis{"requests under way", "", true} : ChartAxis{"request rate", "requests/s", true};
   Chart throughput{.title = "Throughput", .x = x, .y = {"throughput", "tokens/s"}, .series = {{"output", {}}, {"input and output", {}}}};
   for (const SweptRun& one : runs) {
     int64_t input = 0, output = 0;

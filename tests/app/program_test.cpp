@@ -113,7 +113,8 @@ TEST_F(TinyReference, EvalRefusesPositionsAndTokensThatAreNotThere) {
 TEST_F(TinyReference, BenchLatencyWritesVllmsKeys) {
   const std::string file = (folder_.path() / "latency.json").string();
   const ProgramResult result = run_quern({"bench", "latency", model_, "--input-len", "20", "--output-len", "5", "--batch-size", "2",
-                                          "--num-iters-warmup", "1", "--num-iters", "3", "--output-json", file, "--threads", "2"});
+                                          "--num-iters-warmup", "1", "--num-iters", "3", "--output-json", file, "--threads", "2", "--plot",
+                                          (folder_.path() / "latency.svg").string()});
   ASSERT_EQ(result.exit_code, 0) << result.log;
   EXPECT_THAT(result.output, HasSubstr("Avg latency: "));
   EXPECT_THAT(result.output, HasSubstr("99% percentile latency: "));
@@ -122,18 +123,23 @@ TEST_F(TinyReference, BenchLatencyWritesVllmsKeys) {
   EXPECT_EQ(document->at("latencies").size(), 3u);
   EXPECT_GT(document->at("avg_latency").get<double>(), 0);
   EXPECT_EQ(document->at("percentiles").size(), 6u);
+  EXPECT_EQ(document->at("charts")[1]["series"][0]["points"].size(), 3u);
+  EXPECT_THAT(read_file(folder_.path() / "latency.svg").value(), HasSubstr("</svg>"));
 }
 
 TEST_F(TinyReference, BenchThroughputCountsEveryToken) {
   const std::string file = (folder_.path() / "throughput.json").string();
   const ProgramResult result = run_quern({"bench", "throughput", model_, "--input-len", "20", "--output-len", "5", "--num-prompts", "12",
-                                          "--max-num-seqs", "4", "--output-json", file, "--threads", "2"});
+                                          "--max-num-seqs", "4", "--output-json", file, "--threads", "2", "--plot",
+                                          (folder_.path() / "throughput.svg").string()});
   ASSERT_EQ(result.exit_code, 0) << result.log;
   EXPECT_THAT(result.output, HasSubstr("Total num output tokens:  60"));
   const Result<Json> document = read_json_file(file);
   ASSERT_OK(document);
   EXPECT_EQ(document->at("num_requests"), 12);
   EXPECT_EQ(document->at("total_num_tokens"), 12 * 25);
+  EXPECT_EQ(document->at("charts")[0]["series"][1]["points"].size(), 13u) << "from nothing to twelve requests";
+  EXPECT_THAT(read_file(folder_.path() / "throughput.svg").value(), HasSubstr("</svg>"));
 }
 
 TEST_F(TinyReference, KernelsTellsOfEveryCandidate) {

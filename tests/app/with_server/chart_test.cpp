@@ -85,8 +85,10 @@ void expect_drawn(const Chart& chart, const Drawn& drawn) {
     for (size_t p = 0; p < drawn.lines[i].size(); ++p) {
       const auto [x, y] = chart.series[i].points[p];
       const double x_range = drawn.x_ticks.rbegin()->first, y_range = drawn.y_ticks.rbegin()->first;
-      EXPECT_NEAR(value_at(drawn.x_ticks, drawn.lines[i][p].first, chart.x.logarithmic), x, x_range * 2e-4) << chart.series[i].name << " " << p;
-      EXPECT_NEAR(value_at(drawn.y_ticks, drawn.lines[i][p].second, chart.y.logarithmic), y, y_range * 2e-4) << chart.series[i].name << " " << p;
+      EXPECT_NEAR(value_at(drawn.x_ticks, drawn.lines[i][p].first, chart.x.logarithmic), x, x_range * 2e-4)
+          << chart.series[i].name << " " << p;
+      EXPECT_NEAR(value_at(drawn.y_ticks, drawn.lines[i][p].second, chart.y.logarithmic), y, y_range * 2e-4)
+          << chart.series[i].name << " " << p;
     }
   }
 }
@@ -96,7 +98,10 @@ TEST(Chart, DrawsEveryPointWhereItsAxesSay) {
   for (const bool log_x : {false, true}) {
     for (const bool log_y : {false, true}) {
       for (const double scale : {1e-3, 1.0, 7.3, 4e6}) {
-        Chart chart{.title = "A <chart> & more", .x = {"x", "requests/s", log_x}, .y = {"y", "ms", log_y}, .series = {{"one", {}}, {"two \"2\"", {}}}};
+        Chart chart{.title = "A <chart> & more",
+                    .x = {"x", "requests/s", log_x},
+                    .y = {"y", "ms", log_y},
+                    .series = {{"one", {}}, {"two \"2\"", {}}}};
         for (int i = 1; i <= 9; ++i) {
           chart.series[0].points.emplace_back(i * i * scale, 3 * i * scale);
           chart.series[1].points.emplace_back(i * i * scale, scale * 100.0 / i);
@@ -117,7 +122,10 @@ TEST(Chart, IsWellFormedWhateverItIsGiven) {
       {.title = "no points", .x = {"x", "", true}, .y = {"y", "", true}, .series = {{"s", {}}}},
       {.title = "one point", .x = {"x", "", true}, .y = {"y", "", true}, .series = {{"s", {{3, 3}}}}},
       {.title = "zeros", .x = {"x", ""}, .y = {"y", ""}, .series = {{"s", {{0, 0}, {0, 0}}}}},
-      {.title = "not drawable", .x = {"x", "", true}, .y = {"y", ""}, .series = {{"s", {{0, 1}, {1, nan}, {2, inf}, {nan, 1}, {-1, 1}, {4, 5}}}}},
+      {.title = "not drawable",
+       .x = {"x", "", true},
+       .y = {"y", ""},
+       .series = {{"s", {{0, 1}, {1, nan}, {2, inf}, {nan, 1}, {-1, 1}, {4, 5}}}}},
       {.title = "]]> <!-- \x01 \xff & é 你", .x = {"<x>", "&"}, .y = {"\"y\"", "'"}, .series = {{"</text><script>", {{1, 1}}}}},
   };
   const std::string svg = charts_svg(charts, "<t>&\x02", "\xc0");
@@ -126,7 +134,8 @@ TEST(Chart, IsWellFormedWhateverItIsGiven) {
   EXPECT_THAT(drawn[4].lines[0], SizeIs(1)) << "only the point that has a place";
   EXPECT_EQ(drawn[5].title, "]]> <!-- \ufffd \ufffd & é 你");
   EXPECT_EQ(drawn[5].legend[0], "</text><script>");
-  for (const char* word : {"\"nan", ",nan", " nan", ">nan", "\"inf", ",inf", " inf", ">inf", "-inf", "-nan"}) EXPECT_EQ(svg.find(word), std::string::npos) << word;
+  for (const char* word : {"\"nan", ",nan", " nan", ">nan", "\"inf", ",inf", " inf", ">inf", "-inf", "-nan"})
+    EXPECT_EQ(svg.find(word), std::string::npos) << word;
   const TemporaryFolder folder;
   std::ofstream(folder.path() / "plot.svg") << svg;
   if (std::system("command -v xmllint >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no xmllint";
@@ -143,7 +152,8 @@ TEST(ServingCharts, AreOfWhatWasMeasured) {
   const auto run_of = [](double ttft) {
     ServingRun run{.duration = 2, .request_rate = HUGE_VAL};
     for (int i = 0; i < 4; ++i)
-      run.requests.push_back({.succeeded = true, .start = 0, .ttft = ttft, .latency = ttft + 0.3, .itls = {0.1, 0.1, 0.1}, .input_len = 10, .output_len = 4});
+      run.requests.push_back(
+          {.succeeded = true, .start = 0, .ttft = ttft, .latency = ttft + 0.3, .itls = {0.1, 0.1, 0.1}, .input_len = 10, .output_len = 4});
     run.requests.push_back({.error = "failed"});
     return run;
   };
@@ -169,8 +179,21 @@ TEST_F(BenchServePlot, SweepsAndDrawsWhatItWrites) {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "result.json").string(), svg = (folder.path() / "plot.svg").string();
   const auto bench = [&](std::vector<std::string> more) {
-    std::vector<std::string> arguments = {"bench", "serve", "--base-url", fmt::format("http://127.0.0.1:{}", port()), "--random-input-len", "8", "--random-output-len", "4",
-                                          "--num-prompts", "6", "--save-result", "--result-filename", json, "--plot", svg};
+    std::vector<std::string> arguments = {"bench",
+                                          "serve",
+                                          "--base-url",
+                                          fmt::format("http://127.0.0.1:{}", port()),
+                                          "--random-input-len",
+                                          "8",
+                                          "--random-output-len",
+                                          "4",
+                                          "--num-prompts",
+                                          "6",
+                                          "--save-result",
+                                          "--result-filename",
+                                          json,
+                                          "--plot",
+                                          svg};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_quern(arguments);
   };
@@ -190,7 +213,8 @@ TEST_F(BenchServePlot, SweepsAndDrawsWhatItWrites) {
                   .x = {written["x"]["label"], written["x"]["unit"], written["x"]["scale"] == "log"},
                   .y = {written["y"]["label"], written["y"]["unit"], written["y"]["scale"] == "log"},
                   .series = {}};
-      for (const Json& series : written["series"]) chart.series.push_back({series["name"], series["points"].get<std::vector<std::pair<double, double>>>()});
+      for (const Json& series : written["series"])
+        chart.series.push_back({series["name"], series["points"].get<std::vector<std::pair<double, double>>>()});
       expect_drawn(chart, drawn[i]);
     }
   };
