@@ -17,8 +17,8 @@
 #include "app/progress.h"
 #include "base/log.h"
 
-// `quern chat`: a conversation in the terminal, with a server that runs or with a MODEL that it loads itself. What comes through a pipe is one
-// question.
+// `quern chat`: a conversation in the terminal, with a server that runs or with a MODEL that it loads itself. What comes through a pipe is
+// one question.
 
 namespace quern::app {
 namespace {
@@ -60,12 +60,15 @@ Result<void> wait_until_ready(const HttpAddress& address) {
 Result<std::string> first_model(const HttpAddress& address, const std::vector<std::string>& headers) {
   ASSIGN_OR_RETURN(const HttpReply reply, http_call(address, {.path = "/v1/models", .headers = headers}));
   if (reply.status == 401)
-    return make_error(ErrorCode::kUnauthenticated, "{} wants an API key: --api-key gives it, or the environment variable OPENAI_API_KEY", address.host());
+    return make_error(ErrorCode::kUnauthenticated, "{} wants an API key: --api-key gives it, or the environment variable OPENAI_API_KEY",
+                      address.host());
   const Result<Json> models = parse_json(reply.body, "/v1/models");
-  if (reply.status == 200 && models && models->is_object() && models->contains("data") && (*models)["data"].is_array() && !(*models)["data"].empty() &&
-      (*models)["data"][0].is_object() && (*models)["data"][0].contains("id") && (*models)["data"][0]["id"].is_string())
+  if (reply.status == 200 && models && models->is_object() && models->contains("data") && (*models)["data"].is_array() &&
+      !(*models)["data"].empty() && (*models)["data"][0].is_object() && (*models)["data"][0].contains("id") &&
+      (*models)["data"][0]["id"].is_string())
     return (*models)["data"][0]["id"].get<std::string>();
-  return make_error(ErrorCode::kUnavailable, "{}: /v1/models answers {} and names no model; --model-name gives the name", address.host(), reply.status);
+  return make_error(ErrorCode::kUnavailable, "{}: /v1/models answers {} and names no model; --model-name gives the name", address.host(),
+                    reply.status);
 }
 
 std::string read_stdin() {
@@ -77,11 +80,13 @@ std::string read_stdin() {
 
 Result<void> chat(ChatOptions& options) {
   const bool loads = !options.model.worker.model_dir.empty();
-  if (loads && !options.base_url.empty()) return invalid_argument("MODEL and --base-url contradict each other: load a model, or talk to a server");
-  const bool interactive = options.quick.empty() && isatty(STDIN_FILENO) != 0;
+  if (loads && !options.base_url.empty())
+    return invalid_argument("MODEL and --base-url contradict each other: load a model, or talk to a server");
+  const bool interactive = options.quick.empty() && isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
   std::string question = options.quick;
   if (question.empty() && !interactive) question = read_stdin();
-  if (!interactive && question.find_first_not_of(" \t\r\n") == std::string::npos) return invalid_argument("nothing was asked: stdin is empty");
+  if (!interactive && question.find_first_not_of(" \t\r\n") == std::string::npos)
+    return invalid_argument("nothing was asked: stdin is empty");
 
   std::unique_ptr<LocalServer> local;
   if (loads) {
@@ -113,7 +118,8 @@ Result<void> chat(ChatOptions& options) {
 OptionGroup chat_group(ChatOptions& o) {
   return {"Chat",
           {
-              {"--url,--base-url", "URL", "The server (default http://127.0.0.1:8000); without MODEL", to_text(o.base_url)},
+              {"--url,--base-url", "URL", "The server (default http://127.0.0.1:8000); http+unix:PATH is a socket file; without MODEL",
+               to_text(o.base_url)},
               {"--model-name", "NAME", "Served name (default: the first of /v1/models)", to_text(o.model_name)},
               {"--api-key", "KEY", "Default: the environment variable OPENAI_API_KEY", to_text(o.api_key)},
               {"--system-prompt", "TEXT", "What the model is told first", to_text(o.system_prompt)},
@@ -127,7 +133,8 @@ OptionGroup sampling_group(ChatOptions& o) {
   thinking.words = {"on", "off"};
   return {"Sampling",
           {
-              {"--temperature", "T", "0: always the most likely token (default: the model's, as for all of these)", to_parameter(o.parameters, "temperature")},
+              {"--temperature", "T", "0: always the most likely token (default: the model's, as for all of these)",
+               to_parameter(o.parameters, "temperature")},
               {"--top-p", "P", "Of the most likely tokens, those that make up this share", to_parameter(o.parameters, "top_p")},
               {"--top-k", "K", "Of the K most likely tokens", to_parameter(o.parameters, "top_k")},
               {"--max-tokens", "N", "Most tokens of an answer", to_parameter(o.parameters, "max_tokens")},
@@ -141,6 +148,12 @@ OptionGroup sampling_group(ChatOptions& o) {
 Command chat_command() {
   auto options = std::make_shared<ChatOptions>();
   Command command{.name = "chat", .summary = "Talk with a model in the terminal: with a server that runs, or with MODEL"};
+  command.description =
+      "Enter sends; Alt-Enter, Ctrl-J or a backslash before Enter begins a line. Ctrl-C stops the answer, Ctrl-D leaves. /help lists the "
+      "commands: "
+      "/new, /retry, /system, /params, /save, /quit.\n\n"
+      "What comes through a pipe is one question, and standard output gets the answer alone.\n\n"
+      "What was entered is kept in $XDG_STATE_HOME/quern/chat_history, or in ~/.local/state, for the next time.";
   command.groups = {chat_group(*options), sampling_group(*options)};
   add_model_options(command, options->model);
   command.positionals.back().required = false;

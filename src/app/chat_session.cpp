@@ -14,7 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::array<std::string_view, 9> kParameters = {"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty", "thinking"};
+constexpr std::array<std::string_view, 9> kParameters = {
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty", "thinking"};
 
 bool is_whole(std::string_view name) { return name == "top_k" || name == "max_tokens" || name == "seed"; }
 
@@ -37,7 +38,8 @@ class Answer {
     if (!error_.empty()) return make_error(ErrorCode::kUnavailable, "{}", error_);
     if (status == 200) return std::nullopt;
     std::string words = refusal_.substr(0, 500);
-    if (const Result<Json> body = parse_json(refusal_, "answer"); body && body->is_object() && body->contains("error") && (*body)["error"].is_object()) {
+    if (const Result<Json> body = parse_json(refusal_, "answer");
+        body && body->is_object() && body->contains("error") && (*body)["error"].is_object()) {
       words = (*body)["error"].value("message", words);
       if (const auto field = (*body)["error"].find("param"); field != (*body)["error"].end() && field->is_string())
         words = fmt::format("{}: {}", field->get<std::string>(), words);
@@ -70,7 +72,8 @@ class Answer {
       error_ = error->is_object() ? error->value("message", error->dump()) : error->dump();
       return;
     }
-    if (const auto choices = event->find("choices"); choices != event->end() && choices->is_array() && !choices->empty() && choices->front().is_object())
+    if (const auto choices = event->find("choices");
+        choices != event->end() && choices->is_array() && !choices->empty() && choices->front().is_object())
       take_choice(choices->front());
     if (const auto usage = event->find("usage"); usage != event->end() && usage->is_object()) {
       figures.prompt_tokens = usage->value("prompt_tokens", int64_t{0});
@@ -130,8 +133,8 @@ class Answer {
 Result<void> ChatParameters::set(std::string_view name, std::string_view value) {
   if (std::ranges::find(kParameters, name) == kParameters.end()) {
     const std::string nearest = nearest_name(name, {kParameters.begin(), kParameters.end()});
-    return invalid_argument("there is no parameter '{}'{}; there are {}", name, nearest.empty() ? "" : fmt::format(" (did you mean {}?)", nearest),
-                            fmt::join(kParameters, ", "));
+    return invalid_argument("there is no parameter '{}'{}; there are {}", name,
+                            nearest.empty() ? "" : fmt::format(" (did you mean {}?)", nearest), fmt::join(kParameters, ", "));
   }
   if (value == "default") {
     values_.erase(std::string(name));

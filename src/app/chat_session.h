@@ -52,8 +52,8 @@ class ChatSession {
   };
   explicit ChatSession(Server server) : server_(std::move(server)) {}
 
-  /// Sends the conversation with one more message of the user; the answer is told piece by piece and added to the conversation, also what there
-  /// is of one that was interrupted. After an error the conversation is as before.
+  /// Sends the conversation with one more message of the user; the answer is told piece by piece and added to the conversation, also what
+  /// there is of one that was interrupted. After an error the conversation is as before.
   Result<AnswerFigures> ask(const std::string& text, const Listener& listener);
   /// Takes back the last question with its answer. The question, or nothing when there is none.
   std::optional<std::string> take_back();

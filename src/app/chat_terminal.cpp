@@ -4,6 +4,8 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
+#include <optional>
 
 #include "app/line_editor.h"
 #include "app/nearest.h"
@@ -24,9 +26,22 @@ constexpr std::string_view kHelp =
     "  //TEXT                    a message that begins with a slash\n"
     "  Enter sends; Alt-Enter, Ctrl-J or a backslash before Enter begins a line; Ctrl-C stops an answer.\n";
 
+/// A terminal that understands no commands, such as a shell inside an editor.
+bool is_dumb_terminal() {
+  const char* term = std::getenv("TERM");
+  return term == nullptr || *term == '\0' || std::string_view(term) == "dumb";
+}
+
 bool uses_colours() {
   const char* no_color = std::getenv("NO_COLOR");
-  return isatty(STDOUT_FILENO) != 0 && (no_color == nullptr || *no_color == '\0');
+  return isatty(STDOUT_FILENO) != 0 && !is_dumb_terminal() && (no_color == nullptr || *no_color == '\0');
+}
+
+/// A line as such a terminal sends it.
+LineEditor::End read_plainly(std::string_view prompt, std::string& text) {
+  fmt::print("{}", prompt);
+  std::fflush(stdout);
+  return std::getline(std::cin, text) ? LineEditor::End::kEntered : LineEditor::End::kEndOfInput;
 }
 
 /// Shows an answer as it comes: reasoning dim, then the text, nothing that would command the terminal.
@@ -79,7 +94,8 @@ class AnswerPrinter {
 
 class ChatTerminal {
  public:
-  ChatTerminal(ChatSession& session, const ChatTerminalOptions& options) : session_(session), history_(options.history_file), editor_(history_) {}
+  ChatTerminal(ChatSession& session, const ChatTerminalOptions& options)
+      : session_(session), history_(options.history_file), editor_(history_) {}
 
   void run() {
     const bool colours = uses_colours();
@@ -88,7 +104,7 @@ class ChatTerminal {
     for (;;) {
       if (colours) fmt::print("\033[1m");
       std::string text;
-      const LineEditor::End end = editor_.read(prompt, text);
+      const LineEditor::End end = is_dumb_terminal() ? read_plainly(prompt, text) : editor_.read(prompt, text);
       if (colours) fmt::print("\033[0m");
       std::fflush(stdout);
       if (end == LineEditor::End::kEndOfInput) return;
@@ -111,7 +127,6 @@ class ChatTerminal {
   void ask(const std::string& text) {
     AnswerPrinter printer;
     Result<AnswerFigures> figures = [&] {
-      const TerminalMode mode(TerminalMode::Keys::kSignals);
       const InterruptFlag interrupt;
       return session_.ask(text, {.on_reasoning = [&](std::string_view piece) { printer.reasoning(piece); },
                                  .on_content = [&](std::string_view piece) { printer.content(piece); },
@@ -150,7 +165,8 @@ class ChatTerminal {
       save(rest, say);
     } else {
       const std::string nearest = nearest_name(command, {"help", "new", "retry", "system", "params", "save", "quit"});
-      say(fmt::format("There is no /{}{}; /help lists what there is.", command, nearest.empty() ? "" : fmt::format(" (did you mean /{}?)", nearest)));
+      say(fmt::format("There is no /{}{}; /help lists what there is.", command,
+                      nearest.empty() ? "" : fmt::format(" (did you mean /{}?)", nearest)));
     }
     return true;
   }
@@ -158,7 +174,8 @@ class ChatTerminal {
   template <class Say>
   void set_parameter(const std::string& rest, const Say& say) {
     if (const size_t blank = rest.find_first_of(" ="); !rest.empty()) {
-      const std::string name = rest.substr(0, blank), value = blank == std::string::npos ? "" : rest.substr(rest.find_first_not_of(" =", blank));
+      const std::string name = rest.substr(0, blank),
+                        value = blank == std::string::npos ? "" : rest.substr(rest.find_first_not_of(" =", blank));
       if (value.empty()) return say("A parameter needs a value: /params temperature 0.7");
       if (const Result<void> set = session_.parameters().set(name, value); !set) return say(set.error().message);
     }
@@ -170,7 +187,8 @@ class ChatTerminal {
     if (file.empty()) return say("/save needs the name of a file.");
     if (session_.empty()) return say("There is nothing to save yet.");
     const bool json = std::filesystem::path(file).extension() == ".json";
-    const Result<void> written = write_file(file, json ? session_.request().dump(2, ' ', false, Json::error_handler_t::replace) + "\n" : session_.markdown());
+    const Result<void> written =
+        write_file(file, json ? session_.request().dump(2, ' ', false, Json::error_handler_t::replace) + "\n" : session_.markdown());
     say(written ? fmt::format("Written to {}.", file) : written.error().message);
   }
 
@@ -182,7 +200,8 @@ class ChatTerminal {
 }  // namespace
 
 Result<void> run_chat_terminal(ChatSession& session, const ChatTerminalOptions& options) {
-  const TerminalMode mode(TerminalMode::Keys::kSignals);  // also between messages and answers: what is typed ahead stays as it is
+  std::optional<TerminalMode> mode;  // also between messages and answers: what is typed ahead stays as it is
+  if (!is_dumb_terminal()) mode.emplace(TerminalMode::Keys::kSignals);
   ChatTerminal(session, options).run();
   return {};
 }

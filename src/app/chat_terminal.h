@@ -10,7 +10,8 @@ struct ChatTerminalOptions {
   std::filesystem::path history_file;  // empty: none is kept
 };
 
-/// Talks with a person on a terminal until they leave: messages of several lines, /commands, reasoning in dim letters, Ctrl-C stops the answer.
+/// Talks with a person on a terminal until they leave: messages of several lines, /commands, reasoning in dim letters, Ctrl-C stops the
+/// answer.
 Result<void> run_chat_terminal(ChatSession& session, const ChatTerminalOptions& options);
 
 /// One question, one answer. Where stdout is no terminal it gets the answer alone, without reasoning.

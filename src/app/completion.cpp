@@ -77,14 +77,16 @@ std::string bash_command(const Command& command) {
     for (const std::string_view name : all) names.emplace_back(name);
     if (option.value.empty()) return;
     if (!option.set.words.empty()) {
-      words += fmt::format("        {}) values={} ;;\n", fmt::join(all, "|"), single_quoted(fmt::format("{}", fmt::join(option.set.words, " "))));
+      words += fmt::format("        {}) values={} ;;\n", fmt::join(all, "|"),
+                           single_quoted(fmt::format("{}", fmt::join(option.set.words, " "))));
     } else if (option.set.is_path) {
       paths.push_back(fmt::format("{}", fmt::join(all, "|")));
     } else {
       free.push_back(fmt::format("{}", fmt::join(all, "|")));
     }
   });
-  std::string text = fmt::format("    {})\n      names={}\n", single_quoted(command.name), single_quoted(fmt::format("{}", fmt::join(names, " "))));
+  std::string text =
+      fmt::format("    {})\n      names={}\n", single_quoted(command.name), single_quoted(fmt::format("{}", fmt::join(names, " "))));
   text += "      case $previous in\n" + words;
   if (!paths.empty()) text += fmt::format("        {}) files=yes ;;\n", fmt::join(paths, "|"));
   if (!free.empty()) text += fmt::format("        {}) return ;;\n", fmt::join(free, "|"));
@@ -111,7 +113,8 @@ std::string bash_script(const std::vector<Command>& commands) {
                       single_quoted(joined_firsts(first_words(commands)) + " --help --version"));
   for (const auto& [first, seconds] : second_words(commands)) {
     text += fmt::format(
-        "  if [[ $command == {0} ]]; then\n    if ((COMP_CWORD == 2)); then\n      mapfile -t COMPREPLY < <(compgen -W {1} -- \"$current\")\n"
+        "  if [[ $command == {0} ]]; then\n    if ((COMP_CWORD == 2)); then\n      mapfile -t COMPREPLY < <(compgen -W {1} -- "
+        "\"$current\")\n"
         "      return\n    fi\n    command=\"{0} ${{COMP_WORDS[2]}}\"\n  fi\n",
         first, single_quoted(joined_firsts(seconds)));
   }
@@ -159,20 +162,24 @@ std::string zsh_command(const Command& command) {
     for (const std::string_view name : names) {
       const bool takes_value = !option.value.empty();
       const bool joined = takes_value && name.starts_with("--");  // --name value and --name=value
-      specifications.push_back(single_quoted(fmt::format("{}{}{}[{}]{}", option.repeatable ? "*" : "", name, joined ? "=" : "",
-                                                  zsh_escaped(option.help), takes_value ? zsh_value(option.value, option.set) : "")));
+      specifications.push_back(
+          single_quoted(fmt::format("{}{}{}[{}]{}", option.repeatable ? "*" : "", name, joined ? "=" : "", zsh_escaped(option.help),
+                                    takes_value ? zsh_value(option.value, option.set) : "")));
     }
   });
   for (size_t i = 0; i < command.positionals.size(); ++i) {
     const Positional& positional = command.positionals[i];
-    specifications.push_back(single_quoted(fmt::format("{}{}{}", i + 1, positional.required ? "" : ":", zsh_value(positional.name, positional.set))));
+    specifications.push_back(
+        single_quoted(fmt::format("{}{}{}", i + 1, positional.required ? "" : ":", zsh_value(positional.name, positional.set))));
   }
-  return fmt::format("    {})\n      _arguments \\\n        {} ;;\n", single_quoted(command.name), fmt::join(specifications, " \\\n        "));
+  return fmt::format("    {})\n      _arguments \\\n        {} ;;\n", single_quoted(command.name),
+                     fmt::join(specifications, " \\\n        "));
 }
 
 std::string zsh_words(std::string_view variable, const std::vector<std::pair<std::string, std::string>>& words) {
   std::string text = fmt::format("  {}=(\n", variable);
-  for (const auto& [word, summary] : words) text += fmt::format("    {}\n", single_quoted(fmt::format("{}:{}", word, replace_all(summary, ":", "\\:"))));
+  for (const auto& [word, summary] : words)
+    text += fmt::format("    {}\n", single_quoted(fmt::format("{}:{}", word, replace_all(summary, ":", "\\:"))));
   return text + "  )\n";
 }
 
@@ -187,8 +194,10 @@ std::string zsh_script(const std::vector<Command>& commands) {
   text += "  if ((CURRENT == 2)); then\n    _describe command choices\n    return\n  fi\n  shift words\n  ((CURRENT--))\n";
   for (const auto& [first, seconds] : second_words(commands)) {
     text += fmt::format("  if [[ $command == {} ]]; then\n", first) + zsh_words("choices", seconds);
-    text += fmt::format("    if ((CURRENT == 2)); then\n      _describe command choices\n      return\n    fi\n    command=\"{} ${{words[2]}}\"\n"
-                        "    shift words\n    ((CURRENT--))\n  fi\n", first);
+    text += fmt::format(
+        "    if ((CURRENT == 2)); then\n      _describe command choices\n      return\n    fi\n    command=\"{} ${{words[2]}}\"\n"
+        "    shift words\n    ((CURRENT--))\n  fi\n",
+        first);
   }
   text += "  case $command in\n";
   for (const Command& command : commands) text += zsh_command(command);
@@ -239,7 +248,8 @@ std::string fish_script(const std::vector<Command>& commands) {
     });
     for (const Positional& positional : command.positionals) {
       if (positional.set.is_path) text += begin + " -F\n";
-      if (!positional.set.words.empty()) text += begin + fmt::format(" -a {}\n", fish_quoted(fmt::format("{}", fmt::join(positional.set.words, " "))));
+      if (!positional.set.words.empty())
+        text += begin + fmt::format(" -a {}\n", fish_quoted(fmt::format("{}", fmt::join(positional.set.words, " "))));
     }
   }
   return text;

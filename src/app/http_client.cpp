@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <array>
@@ -32,6 +33,19 @@ Result<HttpAddress> HttpAddress::parse(std::string_view url) {
   if (rest.starts_with("https://")) return invalid_argument("{}: https is not supported; use http to the server itself", url);
   if (rest.starts_with("http://")) rest.remove_prefix(7);
   HttpAddress address;
+  if (constexpr std::string_view kSocketFile = "http+unix:"; rest.starts_with(kSocketFile)) {
+    rest.remove_prefix(kSocketFile.size());
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    if (rest.empty() || rest.size() >= sizeof name.sun_path)
+      return invalid_argument("'{}' is not the path of a socket file: between 1 and {} bytes", rest, sizeof name.sun_path - 1);
+    std::memcpy(name.sun_path, rest.data(), rest.size());
+    address.host_ = "localhost";
+    address.family_ = AF_UNIX;
+    const auto* bytes = reinterpret_cast<const uint8_t*>(&name);
+    address.socket_address_.assign(bytes, bytes + sizeof name);
+    return address;
+  }
   const size_t slash = std::min(rest.find('/'), rest.size());
   address.host_ = rest.substr(0, slash);
   address.prefix_ = rest.substr(slash);

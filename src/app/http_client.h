@@ -9,14 +9,15 @@
 #include "app/http_response.h"
 #include "base/result.h"
 
-// A small HTTP/1.1 client for load generation: many exchanges on one thread by poll(2), the body seen as it streams.
+// A small HTTP/1.1 client for load generation and chat: many exchanges on one thread by poll(2), the body seen as it streams.
 
 namespace quern::app {
 
 /// Where a server listens; resolved once.
 class HttpAddress {
  public:
-  /// "http://host:port/prefix" or "host:port"; https is refused (put the load generator behind the same proxy).
+  /// "http://host:port/prefix", "host:port", or "http+unix:/path" of a socket file; https is refused (put the load generator behind the same
+  /// proxy).
   static Result<HttpAddress> parse(std::string_view url);
 
   [[nodiscard]] const std::string& host() const { return host_; }

@@ -41,8 +41,10 @@ void LineHistory::add(const std::string& text) {
 }
 
 std::filesystem::path default_history_file() {
-  if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state != '\0') return std::filesystem::path(state) / "quern/chat_history";
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') return std::filesystem::path(home) / ".local/state/quern/chat_history";
+  if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state != '\0')
+    return std::filesystem::path(state) / "quern/chat_history";
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0')
+    return std::filesystem::path(home) / ".local/state/quern/chat_history";
   return {};
 }
 
@@ -130,8 +132,27 @@ void EditedText::erase_to_line_end() { text_.erase(cursor_, end_of_line(cursor_)
 // Keys
 
 enum class LineEditor::Key : uint8_t {
-  kText, kEnter, kNewline, kLeft, kRight, kWordLeft, kWordRight, kUp, kDown, kHome, kEnd, kBackspace, kDelete, kEraseWord, kEraseToBegin,
-  kEraseToEnd, kClear, kInterrupt, kEndOfInput, kGone, kNone
+  kText,
+  kEnter,
+  kNewline,
+  kLeft,
+  kRight,
+  kWordLeft,
+  kWordRight,
+  kUp,
+  kDown,
+  kHome,
+  kEnd,
+  kBackspace,
+  kDelete,
+  kEraseWord,
+  kEraseToBegin,
+  kEraseToEnd,
+  kClear,
+  kInterrupt,
+  kEndOfInput,
+  kGone,
+  kNone
 };
 
 struct LineEditor::Event {
@@ -177,7 +198,8 @@ LineEditor::Event LineEditor::next_event() {
     default: {
       if (static_cast<unsigned char>(c) < 32) return {Key::kNone};
       std::string text(1, c);
-      while (!input_.empty() && static_cast<unsigned char>(input_.front()) >= 32 && input_.front() != 127) {  // what was typed or pasted at once
+      while (!input_.empty() && static_cast<unsigned char>(input_.front()) >= 32 &&
+             input_.front() != 127) {  // what was typed or pasted at once
         text += input_.front();
         input_.erase(0, 1);
       }

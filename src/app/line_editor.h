@@ -57,8 +57,8 @@ class EditedText {
   size_t cursor_ = 0;
 };
 
-/// Reads messages from the terminal on stdin, drawing on stdout. Enter ends a message; Alt-Enter, Ctrl-J, or a backslash before Enter begins
-/// a line; arrows move, up and down also through the history; pasted text keeps its lines.
+/// Reads messages from the terminal on stdin, drawing on stdout. Enter ends a message; Alt-Enter, Ctrl-J, or a backslash before Enter
+/// begins a line; arrows move, up and down also through the history; pasted text keeps its lines.
 class LineEditor {
  public:
   explicit LineEditor(LineHistory& history) : history_(history) {}
@@ -76,10 +76,10 @@ class LineEditor {
 
   LineHistory& history_;
   EditedText edited_;
-  std::string input_;        // read, not yet used
-  std::string unsent_;       // what was being written when the history was entered
-  size_t history_at_ = 0;    // == entries: the text under edit
-  int rows_above_ = 0;       // of the cursor in what was drawn last
+  std::string input_;      // read, not yet used
+  std::string unsent_;     // what was being written when the history was entered
+  size_t history_at_ = 0;  // == entries: the text under edit
+  int rows_above_ = 0;     // of the cursor in what was drawn last
 };
 
 }  // namespace quern::app

@@ -8,8 +8,8 @@
 
 namespace quern::app {
 
-/// A model served to this process alone: on a free port of the loopback interface, behind a key that nobody else knows. What talks to it takes
-/// the same path as any client. Ends what runs when destroyed.
+/// A model served to this process alone: on a free port of the loopback interface, behind a key that nobody else knows. What talks to it
+/// takes the same path as any client. Ends what runs when destroyed.
 class LocalServer {
  public:
   virtual ~LocalServer() = default;

@@ -39,7 +39,8 @@ Result<void> man(const ManOptions& options) {
     std::vector<std::string> names;
     for (const Command& command : commands) names.push_back(command.name);
     const std::string nearest = nearest_name(name, names);
-    return invalid_argument("there is no command '{}'{}", name, nearest.empty() ? "" : fmt::format("; did you mean `quern man {}`?", nearest));
+    return invalid_argument("there is no command '{}'{}", name,
+                            nearest.empty() ? "" : fmt::format("; did you mean `quern man {}`?", nearest));
   }
   fmt::print("{}", man_page(*found));
   return {};

@@ -22,6 +22,10 @@ std::string roff(std::string_view text) {
       result += "\\(aq";
     } else if (c == '`') {
       result += "\\(ga";
+    } else if (c == '~') {
+      result += "\\(ti";
+    } else if (c == '^') {
+      result += "\\(ha";
     } else if (c == '"') {
       result += "\\(dq";
     } else {
@@ -78,6 +82,11 @@ std::string man_page(const Command& command) {
   }
   text += " [\\fIOPTIONS\\fR]\n";
   text += fmt::format(".SH DESCRIPTION\n{}.\n", roff(command.summary));
+  for (std::string_view rest = command.description; !rest.empty();) {
+    const size_t end = std::min(rest.find("\n\n"), rest.size());
+    text += fmt::format(".PP\n{}\n", roff(rest.substr(0, end)));
+    rest.remove_prefix(std::min(end + 2, rest.size()));
+  }
   if (!command.why_absent.empty()) text += fmt::format(".PP\n{}\n", roff(command.why_absent));
   text += ".SH OPTIONS\n";
   text += entry({.names = "-h,--help", .help = "Print the options and exit."});
@@ -91,10 +100,12 @@ std::string man_page(const Command& command) {
 
 std::string program_man_page(const std::vector<Command>& commands) {
   std::string text = heading("quern", "serves Qwen3.5 and 3.6 models over an OpenAI-compatible API");
-  text += ".SH SYNOPSIS\n\\fBquern\\fR \\fICOMMAND\\fR [\\fIOPTIONS\\fR]\n.br\n\\fBquern \\-\\-help\\fR\n.br\n\\fBquern \\-\\-version\\fR\n";
+  text +=
+      ".SH SYNOPSIS\n\\fBquern\\fR \\fICOMMAND\\fR [\\fIOPTIONS\\fR]\n.br\n\\fBquern \\-\\-help\\fR\n.br\n\\fBquern \\-\\-version\\fR\n";
   text += ".SH DESCRIPTION\n";
   text +=
-      "Results go to standard output, logs and errors to standard error. Names of options are those of vLLM where it has one; underscores in them are "
+      "Results go to standard output, logs and errors to standard error. Names of options are those of vLLM where it has one; underscores "
+      "in them are "
       "read as dashes, and \\fB\\-\\-name=value\\fR is the same as \\fB\\-\\-name value\\fR.\n";
   text += ".SH COMMANDS\n";
   for (const Command& command : commands) text += fmt::format(".TP\n\\fB{}\\fR\n{}.\n", roff(command.name), roff(command.summary));

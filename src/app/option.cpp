@@ -130,6 +130,11 @@ Setter to_path(std::filesystem::path& target) {
   return setter;
 }
 
+Setter naming_a_path(Setter setter) {
+  setter.is_path = true;
+  return setter;
+}
+
 Setter to_flag(bool& target, bool value) {
   return [&target, value](std::string_view) -> Result<void> {
     target = value;

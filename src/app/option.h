@@ -63,6 +63,7 @@ struct Command {
   std::vector<OptionGroup> groups;
   std::function<int()> run;  // after everything was set; returns an ExitCode
   std::string why_absent;    // not empty: this build lacks the command, for this reason
+  std::string description;   // for the manual page; paragraphs with an empty line between them
 };
 
 // Values as people write them. Errors name what was expected.
@@ -81,6 +82,8 @@ Result<std::vector<int64_t>> parse_integer_list(std::string_view text);
 Setter to_text(std::string& target);
 Setter to_text(std::optional<std::string>& target);
 Setter to_path(std::filesystem::path& target);
+/// The same setter for an option whose value names a file or folder.
+Setter naming_a_path(Setter setter);
 Setter to_flag(bool& target, bool value = true);
 Setter to_size(std::optional<uint64_t>& target);
 Setter to_number(double& target, double lowest, double highest);

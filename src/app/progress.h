@@ -7,8 +7,8 @@
 
 namespace quern::app {
 
-/// "loading weights  [######------]  42 %  11.3 of 26.9 GiB  2.10 GiB/s  8 s left", in at most `width` columns: what does not fit is left out,
-/// the bar first. Without a size of the whole only bar and percentage.
+/// "loading weights  [######------]  42 %  11.3 of 26.9 GiB  2.10 GiB/s  8 s left", in at most `width` columns: what does not fit is left
+/// out, the bar first. Without a size of the whole only bar and percentage.
 std::string progress_line(std::string_view what, double share, uint64_t total_bytes, double seconds, int width);
 
 /// Progress of one long task on stderr: a bar that renews itself on a terminal, a log line every ten seconds elsewhere. Used by one thread

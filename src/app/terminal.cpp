@@ -13,10 +13,25 @@ namespace quern::app {
 namespace {
 
 /// Ranges of East Asian wide characters and of emoji that are drawn wide.
-constexpr std::array<std::pair<char32_t, char32_t>, 19> kWide = {{{0x1100, 0x115f}, {0x231a, 0x231b}, {0x23e9, 0x23ec}, {0x25fd, 0x25fe}, {0x2614, 0x2615},
-                                                                  {0x2648, 0x2653}, {0x26a1, 0x26a1}, {0x2705, 0x2705}, {0x274c, 0x274c}, {0x2e80, 0x303e},
-                                                                  {0x3041, 0x33ff}, {0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xa000, 0xa4cf}, {0xac00, 0xd7a3},
-                                                                  {0xf900, 0xfaff}, {0xfe30, 0xfe6f}, {0xff00, 0xff60}, {0x1f300, 0x1faff}}};
+constexpr std::array<std::pair<char32_t, char32_t>, 19> kWide = {{{0x1100, 0x115f},
+                                                                  {0x231a, 0x231b},
+                                                                  {0x23e9, 0x23ec},
+                                                                  {0x25fd, 0x25fe},
+                                                                  {0x2614, 0x2615},
+                                                                  {0x2648, 0x2653},
+                                                                  {0x26a1, 0x26a1},
+                                                                  {0x2705, 0x2705},
+                                                                  {0x274c, 0x274c},
+                                                                  {0x2e80, 0x303e},
+                                                                  {0x3041, 0x33ff},
+                                                                  {0x3400, 0x4dbf},
+                                                                  {0x4e00, 0x9fff},
+                                                                  {0xa000, 0xa4cf},
+                                                                  {0xac00, 0xd7a3},
+                                                                  {0xf900, 0xfaff},
+                                                                  {0xfe30, 0xfe6f},
+                                                                  {0xff00, 0xff60},
+                                                                  {0x1f300, 0x1faff}}};
 constexpr std::array<std::pair<char32_t, char32_t>, 6> kCombining = {
     {{0x0300, 0x036f}, {0x1ab0, 0x1aff}, {0x200b, 0x200f}, {0x20d0, 0x20ff}, {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f}}};
 
@@ -65,10 +80,13 @@ void restore_and_end(int signal_number) {
 
 void note_interrupt(int) { interrupted = 1; }
 
-void set_handler(int signal_number, void (*handler)(int)) {
-  struct sigaction action {};
+/// Returns what was set before.
+struct sigaction set_handler(int signal_number, void (*handler)(int)) {
+  struct sigaction action {
+  }, before{};
   action.sa_handler = handler;  // without SA_RESTART: a read or poll that waits returns
-  sigaction(signal_number, &action, nullptr);
+  sigaction(signal_number, &action, &before);
+  return before;
 }
 
 }  // namespace
@@ -99,7 +117,8 @@ char32_t next_character(std::string_view text, size_t& at) {
     whole = (byte(at + i) & 0xc0) == 0x80;
     c = (c << 6) | (byte(at + i) & 0x3f);
   }
-  const bool legal = whole && !(length == 3 && (c < 0x800 || (c >= 0xd800 && c < 0xe000))) && !(length == 4 && (c < 0x10000 || c > 0x10ffff));
+  const bool legal =
+      whole && !(length == 3 && (c < 0x800 || (c >= 0xd800 && c < 0xe000))) && !(length == 4 && (c < 0x10000 || c > 0x10ffff));
   at += legal ? length : 1;
   return legal ? c : U'\ufffd';
 }
@@ -141,8 +160,9 @@ TerminalMode::TerminalMode(Keys keys) {
   mode.c_cc[VMIN] = 1;
   mode.c_cc[VTIME] = 0;
   mode_is_changed = 1;
-  for (const int signal_number : {SIGTERM, SIGHUP}) set_handler(signal_number, restore_and_end);
-  if (keys == Keys::kAll) set_handler(SIGINT, restore_and_end);  // not from the keyboard then
+  if (outermost_) {
+    for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) set_handler(signal_number, restore_and_end);
+  }
   tcsetattr(STDIN_FILENO, TCSADRAIN, &mode);  // what was typed ahead stays
   changed_ = true;
 }
@@ -155,9 +175,9 @@ TerminalMode::~TerminalMode() {
 
 InterruptFlag::InterruptFlag() {
   interrupted = 0;
-  set_handler(SIGINT, note_interrupt);
+  before_ = set_handler(SIGINT, note_interrupt);
 }
-InterruptFlag::~InterruptFlag() { set_handler(SIGINT, SIG_DFL); }
+InterruptFlag::~InterruptFlag() { sigaction(SIGINT, &before_, nullptr); }
 bool InterruptFlag::raised() { return interrupted != 0; }
 
 }  // namespace quern::app

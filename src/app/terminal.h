@@ -1,5 +1,6 @@
 #pragma once
 
+#include <signal.h>
 #include <termios.h>
 
 #include <atomic>
@@ -29,8 +30,8 @@ class PrintableText {
   std::string rest_;  // the beginning of a character
 };
 
-/// Switches the terminal on stdin to reading keys one by one, without echo; back to what was before when destroyed, and when a signal ends the
-/// process. Can be nested: what is typed between an outer and an inner one is not touched. Does nothing where stdin is no terminal.
+/// Switches the terminal on stdin to reading keys one by one, without echo; back to what was before when destroyed, and when a signal ends
+/// the process. Can be nested: what is typed between an outer and an inner one is not touched. Does nothing where stdin is no terminal.
 class TerminalMode {
  public:
   enum class Keys : uint8_t { kAll, kSignals };  // kSignals: Ctrl-C is still a signal
@@ -44,7 +45,7 @@ class TerminalMode {
   termios before_{};
 };
 
-/// While one lives, SIGINT only sets a flag.
+/// While one lives, SIGINT only sets a flag; afterwards it does again what it did before.
 class InterruptFlag {
  public:
   InterruptFlag();
@@ -52,6 +53,9 @@ class InterruptFlag {
   InterruptFlag(const InterruptFlag&) = delete;
   InterruptFlag& operator=(const InterruptFlag&) = delete;
   [[nodiscard]] static bool raised();
+
+ private:
+  struct sigaction before_ {};
 };
 
 }  // namespace quern::app

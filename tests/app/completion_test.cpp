@@ -86,7 +86,8 @@ TEST_F(Completion, HasEveryOptionAndCommand) {
                                                               : fmt::format(" -o {} ", name.substr(1));
             const size_t line = text.find(fmt::format("-n '__quern_command {}'", command.name));
             bool found = false;
-            for (size_t at = line; at != std::string::npos && !found; at = text.find(fmt::format("-n '__quern_command {}'", command.name), at + 1))
+            for (size_t at = line; at != std::string::npos && !found;
+                 at = text.find(fmt::format("-n '__quern_command {}'", command.name), at + 1))
               found = text.substr(at, text.find('\n', at) - at).find(wanted) != std::string::npos;
             EXPECT_TRUE(found) << command.name << " " << name;
           }
@@ -133,17 +134,21 @@ TEST_F(Completion, CompletesInZsh) {
   std::ofstream(file) << "zmodload zsh/zpty\nzpty shell 'zsh -f -i'\n"
                       << "zpty -w shell 'PROMPT=ready\\>; autoload -Uz compinit; compinit -D -u; source " << script(Shell::kZsh)
                       << "; LISTMAX=10000; setopt nolistbeep; echo armed'\nzpty -r shell text '*armed*armed*ready>*'\n"
-                      << "ask() { zpty -n -w shell \"$1\"$'\\t'$'\\C-u'\"echo done-$2\"$'\\n'; zpty -r shell text \"*done-$2*done-$2*ready>*\"; print -r -- \"$text\" }\n"
+                      << "ask() { zpty -n -w shell \"$1\"$'\\t'$'\\C-u'\"echo done-$2\"$'\\n'; zpty -r shell text "
+                         "\"*done-$2*done-$2*ready>*\"; print -r -- \"$text\" }\n"
                       << "ask 'quern ser' 1\nask 'quern plan --max-model-l' 2\nask 'quern plan --dtype=bfl' 3\nask 'quern bench thr' 4\n";
   const ShellOutput offered = run("zsh -f " + file.string());
-  for (const char* wanted : {"quern serve", "--max-model-len", "--dtype=bfloat16", "bench throughput"}) EXPECT_THAT(offered.text, HasSubstr(wanted));
+  for (const char* wanted : {"quern serve", "--max-model-len", "--dtype=bfloat16", "bench throughput"})
+    EXPECT_THAT(offered.text, HasSubstr(wanted));
 }
 
 TEST_F(Completion, CompletesInFish) {
   if (!is_installed("fish")) GTEST_SKIP() << "there is no fish";
   const std::string file = script(Shell::kFish);
   const auto ask = [&](const std::string& line) {
-    return run("cd " + folder_.path().string() + " && HOME=" + folder_.path().string() + " fish --no-config -c 'source " + file + "; complete -C \"" + line + "\"'").text;
+    return run("cd " + folder_.path().string() + " && HOME=" + folder_.path().string() + " fish --no-config -c 'source " + file +
+               "; complete -C \"" + line + "\"'")
+        .text;
   };
   EXPECT_THAT(ask("quern ser"), HasSubstr("serve\t"));
   EXPECT_THAT(ask("quern bench "), HasSubstr("latency\t"));
@@ -179,7 +184,8 @@ TEST(ManPage, IsWellFormed) {
   std::vector<std::string> pages = {program_man_page(all_commands())};
   for (const Command& command : all_commands()) pages.push_back(man_page(command));
   Command nasty{.name = "nasty", .summary = ".SH starts with a dot"};
-  nasty.groups.push_back({"'Quotes' \\ and \"more\"", {{.names = "-x,--ex", .value = "A\\B", .help = "'begins with a quote\\n, has - and \\fB"}}});
+  nasty.groups.push_back(
+      {"'Quotes' \\ and \"more\"", {{.names = "-x,--ex", .value = "A\\B", .help = "'begins with a quote\\n, has - and \\fB"}}});
   pages.push_back(man_page(nasty));
   EXPECT_THAT(pages.back(), HasSubstr("\\(aqbegins with a quote\\en, has \\- and \\efB"));
   const bool mandoc = is_installed("mandoc"), groff = is_installed("groff");

@@ -55,6 +55,9 @@ TEST(HttpAddress, TakesUrlsHostsAndSixthVersionAddresses) {
   EXPECT_EQ(HttpAddress::parse("http://127.0.0.1:8000/api/")->prefix(), "/api");
   EXPECT_EQ(HttpAddress::parse("127.0.0.1:8000")->host(), "127.0.0.1:8000");
   EXPECT_TRUE(HttpAddress::parse("http://[::1]:8000"));
+  EXPECT_EQ(HttpAddress::parse("http+unix:/run/quern.sock")->host(), "localhost");
+  EXPECT_FALSE(HttpAddress::parse("http+unix:"));
+  EXPECT_FALSE(HttpAddress::parse("http+unix:/" + std::string(200, 'x')));
   EXPECT_THAT(HttpAddress::parse("https://127.0.0.1").error().message, HasSubstr("https"));
 }
 

@@ -17,7 +17,8 @@ class TerminalProgram {
 
   /// Types these bytes.
   void type(const std::string& keys) const;
-  /// Reads on until what came since the last call contains `text`; that part, with `text` at its end. A failed test when the program ends first.
+  /// Reads on until what came since the last call contains `text`; that part, with `text` at its end. A failed test when the program ends
+  /// first.
   std::string read_until(const std::string& text);
   /// Reads to the end; the exit code, or 128 + the signal.
   int wait();

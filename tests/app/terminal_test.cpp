@@ -20,14 +20,19 @@ TEST(PrintableText, ShowsWhatWouldCommandTheTerminal) {
   EXPECT_EQ(shown("a\tb\nc"), "a\tb\nc");
   EXPECT_EQ(shown("\033[2J\033]0;title\007"), "␛[2J␛]0;title␇");
   EXPECT_EQ(shown("a\rb\x7f"), "a␍b␡");
-  EXPECT_EQ(shown("\xc2\x9b" "31m"), "␡31m") << "a C1 control is one, too";
+  EXPECT_EQ(shown("\xc2\x9b"
+                  "31m"),
+            "␡31m")
+      << "a C1 control is one, too";
   EXPECT_EQ(shown("\xff\xc0\xaf\xed\xa0\x80"), "\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd");
   EXPECT_EQ(shown("\u202eabc"), "\ufffdabc") << "turned around";
   EXPECT_EQ(shown("é 你好 🙂"), "é 你好 🙂");
 }
 
 TEST(PrintableText, IsTheSameForEveryCut) {
-  const std::string text = "é\033 你\xff🙂\xc2\x9b" "x\n";
+  const std::string text =
+      "é\033 你\xff🙂\xc2\x9b"
+      "x\n";
   const std::string whole = PrintableText().feed(text);
   for (size_t a = 0; a <= text.size(); ++a) {
     for (size_t b = a; b <= text.size(); ++b) {

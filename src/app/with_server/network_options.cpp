@@ -80,7 +80,7 @@ std::vector<OptionGroup> network_groups(NetworkOptions& o) {
       {
           {"--host", "NAME", "Address to listen on (default 127.0.0.1: this machine alone)", to_text(o.host)},
           {"--port", "N", "Port (default 8000); 0 takes a free one, which the log names", to_integer(o.port, 0, 65535)},
-          {"--uds", "PATH", "Listen on a Unix domain socket instead of host and port", to_text(o.unix_socket)},
+          {"--uds", "PATH", "Listen on a Unix domain socket instead of host and port", naming_a_path(to_text(o.unix_socket))},
           {"--ssl-certfile", "FILE", "Serve HTTPS with this certificate (PEM, then its chain)", to_path(o.tls.certificate_file)},
           {"--ssl-keyfile", "FILE", "Its private key (default: in the same file)", to_path(o.tls.key_file)},
           {"--ssl-ca-certs", "FILE", "Who may have signed the certificates of clients", to_path(o.tls.ca_file)},
@@ -93,7 +93,7 @@ std::vector<OptionGroup> network_groups(NetworkOptions& o) {
       "Access",
       {
           {"--api-key", "KEY", "Clients must send this key, may be repeated (default: QUERN_API_KEY from the environment)", to_more(o.api_keys), true},
-          {"--api-key-file", "FILE", "Keys, one a line; may be repeated", to_more(o.api_key_files), true},
+          {"--api-key-file", "FILE", "Keys, one a line; may be repeated", naming_a_path(to_more(o.api_key_files)), true},
           {"--max-requests-per-key", "N", "Requests of one key that are answered at once; more are 429 (default: no limit)",
            to_integer(o.max_requests_per_key, 1, 1 << 20)},
           {"--allowed-origins", "LIST", "Web pages that may ask, as origins; * for all (default: none)", to_words(o.cors.allowed_origins), true},
@@ -116,7 +116,7 @@ std::vector<OptionGroup> network_groups(NetworkOptions& o) {
   OptionGroup logs{
       "Access log",
       {
-          {"--access-log", "WHERE", "A JSON line per request: stdout (default), stderr or a file", to_text(o.access_log)},
+          {"--access-log", "WHERE", "A JSON line per request: stdout (default), stderr or a file", naming_a_path(to_text(o.access_log))},
           {"--disable-access-log,--disable-uvicorn-access-log", "", "No such lines", to_flag(o.disable_access_log)},
           {"--disable-access-log-for-endpoints", "LIST", "None for these paths, such as /health,/metrics", to_words(o.paths_not_logged), true},
       }};

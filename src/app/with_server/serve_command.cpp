@@ -122,7 +122,7 @@ OptionGroup server_group(ServeOptions& o) {
                to_names(o.served_names), true},
               {"--chat-template", "FILE", "Jinja template instead of the checkpoint's", to_path(o.text.chat_template)},
               {"--generation-config", "WHAT", "Default sampling: auto (the checkpoint's), vllm (neutral), or a folder or file",
-               to_text(o.text.generation_config)},
+               naming_a_path(to_text(o.text.generation_config))},
               {"--seed", "N", "Makes requests without a seed repeatable", to_integer(o.seed, 0, std::numeric_limits<int64_t>::max())},
               {"--shutdown-timeout", "SECONDS", "How long running requests may go on after SIGTERM (default 60)",
                to_integer(o.shutdown_timeout_seconds, 0, 86400)},
@@ -138,6 +138,10 @@ OptionGroup server_group(ServeOptions& o) {
 Command serve_command() {
   auto options = std::make_shared<ServeOptions>();
   Command command{.name = "serve", .summary = "Serve a model over an OpenAI-compatible HTTP API"};
+  command.description =
+      "Everything that can be refused is refused before a weight is read. Then the server listens and answers 503 until the model is loaded; "
+      "/ready says how far that is. / is a page to chat in a browser.\n\n"
+      "SIGTERM or SIGINT: no new requests; those that run may end within the timeout. A second signal stops at once.";
   command.groups.push_back(server_group(*options));
   for (OptionGroup& group : network_groups(options->network)) command.groups.push_back(std::move(group));
   add_model_options(command, options->model);

@@ -191,7 +191,9 @@ TEST_F(TerminalChat, ObeysCommands) {
 }
 
 TEST_F(TerminalChat, TextOfTheModelDoesNotCommandTheTerminal) {
-  says("\033]0;pwned\007\n</think>\n\n\033[2J\033[31mred\r\x9b" "1mx");
+  says(
+      "\033]0;pwned\007\n</think>\n\n\033[2J\033[31mred\r\x9b"
+      "1mx");
   const auto program = chat();
   program->type("hi\r");
   const std::string shown = program->read_until("cached]");
@@ -211,6 +213,19 @@ TEST_F(TerminalChat, TellsWhatTheServerRefusesAndGoesOn) {
   program->type("hi again\r");
   program->read_until("Hello.");
   EXPECT_THAT(prompt_of(0), Not(HasSubstr("user\nhi<|im_end|>"))) << "a refused question is not part of the conversation";
+}
+
+TEST_F(TerminalChat, ATerminalThatUnderstandsNothingGetsPlainLines) {
+  TerminalProgram program({"chat", "--base-url", url()}, {"TERM=dumb", environment()[0]});
+  program.read_until("> ");
+  program.type("What is up?\n");
+  program.read_until("(thinking)");
+  program.read_until("Hello.");
+  program.read_until("> ");
+  EXPECT_THAT(prompt_of(0), HasSubstr("user\nWhat is up?<|im_end|>"));
+  program.type("\x04");
+  EXPECT_EQ(program.wait(), 0);
+  EXPECT_EQ(program.all().find('\033'), std::string::npos);
 }
 
 TEST_F(TerminalChat, RestoresTheTerminalHoweverItEnds) {
@@ -278,9 +293,17 @@ TEST_F(TerminalChat, SendsTheKey) {
   start(options);
   EXPECT_THAT(run_quern({"chat", "--url", url(), "--quick", "hi"}).log, HasSubstr("OPENAI_API_KEY"));
   EXPECT_EQ(run_quern({"chat", "--url", url(), "--quick", "hi", "--api-key", "secret"}).output, "Hello.\n");
-  const auto program = std::make_unique<TerminalProgram>(std::vector<std::string>{"chat", "--url", url(), "--quick", "hi"}, std::vector<std::string>{"OPENAI_API_KEY=secret"});
+  const auto program = std::make_unique<TerminalProgram>(std::vector<std::string>{"chat", "--url", url(), "--quick", "hi"},
+                                                         std::vector<std::string>{"OPENAI_API_KEY=secret"});
   program->read_until("Hello.");
   EXPECT_EQ(program->wait(), 0);
+}
+
+TEST_F(TerminalChat, TalksThroughASocketFile) {
+  server::ServerOptions options;
+  options.http.unix_socket = (folder_.path() / "socket").string();
+  start(options);
+  EXPECT_EQ(run_quern({"chat", "--url", "http+unix:" + options.http.unix_socket, "--quick", "hi"}).output, "Hello.\n");
 }
 
 TEST_F(TerminalChat, WaitsForAServerThatLoadsAndShowsHowFarItIs) {
@@ -295,7 +318,8 @@ TEST_F(TerminalChat, WaitsForAServerThatLoadsAndShowsHowFarItIs) {
 
 TEST(TerminalChatWithAModel, LoadsItAndAnswers) {
   const std::string model = std::string(QUERN_SOURCE_DIR) + "/models/quern-demo";
-  const testing::ProgramResult result = run_quern({"chat", model, "--threads", "2", "--max-model-len", "2048", "--temperature", "0", "--quick", "What is 17 + 25?"});
+  const testing::ProgramResult result =
+      run_quern({"chat", model, "--threads", "2", "--max-model-len", "2048", "--temperature", "0", "--quick", "What is 17 + 25?"});
   EXPECT_EQ(result.exit_code, 0) << result.log;
   EXPECT_EQ(result.output, "17 + 25 = 42\n");
   EXPECT_EQ(result.log, "") << "a log would stand between the lines";
