@@ -108,6 +108,8 @@ OptionGroup model_group(ModelOptions& o) {
           {"--dtype", "TYPE", "Activations: auto (bfloat16), bfloat16 or float32", to_dtype(o.worker.dtype)},
           {"-q,--quantization", "SCHEME", "fp8: quantize a BF16 checkpoint while loading", to_quantization(o)},
           {"--kv-cache-dtype", "TYPE", "auto, bfloat16 or fp8 (fp8_e4m3)", to_kv_dtype(o.worker.kv_cache_dtype)},
+          {"--activation-scheme", "SCHEME", "Activations that meet FP8 weights: auto (FP8 where the device multiplies it), or none: they stay as they are",
+           to_choice<bool>(o.worker.quantize_activations, {{"auto", true}, {"none", false}})},
           {"--strict", "", "Unknown tensors in the checkpoint are errors", to_flag(o.worker.load.strict)},
           without_effect(o, "--language-model-only", "", "only the language model is ever loaded"),
       }};

@@ -64,7 +64,7 @@ Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const De
     return std::unique_ptr<ops::Device>(std::make_unique<cpu::Device>(options.num_threads, options.records));
   }
   if (platform == "cuda") {
-    auto device = cuda::Device::open(ordinal, {.inspectable = options.inspectable});
+    auto device = cuda::Device::open(ordinal, {.quantizes_activations = options.quantizes_activations, .inspectable = options.inspectable});
     if (!device) return make_error(device.error().code, "device '{}': {}; --device cpu works", name, device.error().message);
     return std::unique_ptr<ops::Device>(std::move(*device));
   }

@@ -18,6 +18,7 @@ const ops::KernelTable& kernel_table(ops::Platform platform);
 struct DeviceOptions {
   int num_threads = 0;       // CPU: 0 = one per core
   bool records = false;      // CPU, for tests: its streams say that they can record, so that steps are laid out for replay
+  bool quantizes_activations = true;  // FP8 weights may meet FP8 activations where the device multiplies them (DeviceTraits::fp8_matrix)
   bool inspectable = false;  // for tests: TensorView::data() is readable on the host, and a launch has ended when enqueue returns
 };
 

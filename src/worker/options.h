@@ -31,6 +31,7 @@ struct WorkerOptions {
   double memory_utilization = 0.9;     // share of the device's memory that may be used
   std::optional<uint64_t> kv_cache_memory_bytes;
   int32_t tp_size = 1, pp_size = 1;
+  bool quantize_activations = true;    // where the device multiplies FP8 by FP8
   bool enforce_eager = false;          // launches are not recorded and replayed
   int32_t num_threads = 0;             // CPU: 0 = one per core
   std::map<std::string, std::string, std::less<>> kernels;  // op -> candidate that must be used

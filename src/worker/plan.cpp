@@ -347,6 +347,7 @@ Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig
   plan.config = std::move(config);
   plan.inventory = std::move(inventory);
   plan.traits = traits;
+  plan.traits.fp8_matrix = traits.fp8_matrix && options.quantize_activations;
   plan.with_mtp = plan.inventory.has_mtp && options.load.with_mtp.value_or(true);
   if (options.load.with_mtp.value_or(false) && !plan.inventory.has_mtp)
     return invalid_argument("the MTP head was asked for, but {} has no mtp.* tensors", plan.config.name);

@@ -12,7 +12,7 @@ Result<std::unique_ptr<WorkerGroup>> start_workers(const ExecutionPlan& plan, co
   if (const std::string refusals = plan.refusals(); !refusals.empty()) return make_error(ErrorCode::kUnsupported, "{}", refusals);
   if (!plan.fits) return make_error(ErrorCode::kResourceExhausted, "{} {}", plan.config.name, plan.verdict);
 
-  ASSIGN_OR_RETURN(std::unique_ptr<ops::Device> device, backends::open_device(plan.options.device, {.num_threads = plan.options.num_threads}));
+  ASSIGN_OR_RETURN(std::unique_ptr<ops::Device> device, backends::open_device(plan.options.device, {.num_threads = plan.options.num_threads, .quantizes_activations = plan.options.quantize_activations}));
   const ops::KernelTable& table = backends::kernel_table(device->traits().platform);
   ops::SelectionRules rules;
   rules.forced = plan.options.kernels;

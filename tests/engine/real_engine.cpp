@@ -43,7 +43,7 @@ class PoisonedSource final : public weights::WeightSource {
 
 /// As worker::start_workers, from a poisoned checkpoint.
 Result<std::unique_ptr<worker::WorkerGroup>> start_poisoned(const worker::ExecutionPlan& plan, int32_t token) {
-  ASSIGN_OR_RETURN(std::unique_ptr<ops::Device> device, backends::open_device(plan.options.device, {.num_threads = plan.options.num_threads}));
+  ASSIGN_OR_RETURN(std::unique_ptr<ops::Device> device, backends::open_device(plan.options.device, {.num_threads = plan.options.num_threads, .quantizes_activations = plan.options.quantize_activations}));
   ASSIGN_OR_RETURN(auto sound, weights::open_weights(plan.options.model_dir, plan.config, plan.options.load));
   PoisonedSource source(std::move(sound), token);
   ASSIGN_OR_RETURN(auto runner, worker::ModelRunner::create(plan, source, backends::kernel_table(device->traits().platform), {}, *device, {}));

@@ -30,6 +30,28 @@ TEST(Plan, CountsTheWeightsOfTheReleasedFormats) {
   EXPECT_NEAR(static_cast<double>(bf16->memory.weights_bytes) / kGiB, 50.10 + 0.79, 0.05);
 }
 
+TEST(Plan, ActivationsThatStayFloatTakeNoKernelForQuantisedOnes) {
+  const auto candidate_of = [](std::string_view op, bool quantize_activations) -> std::string {
+    const Json json = read_json_file(quern::testing::data_path("qwen3.6-27b/config.fp8.json")).value();
+    model::ModelConfig config = model::parse_config(json, "Qwen3.6-27B").value();
+    WorkerOptions options;
+    options.quantize_activations = quantize_activations;
+    weights::Inventory inventory = weights::inventory_from_config(config, options.load).value();
+    ops::DeviceTraits traits = backends::traits_by_name("h200").value();
+    traits.device_code = true;  // also in builds without nvcc
+    const auto plan = make_plan(options, std::move(config), std::move(inventory), traits);
+    EXPECT_OK(plan);
+    EXPECT_EQ(plan->traits.fp8_matrix, quantize_activations);
+    for (const OpChoice& choice : plan->choices)
+      if (choice.op == op) return choice.candidate;
+    return "";
+  };
+  for (const std::string_view op : {"mlp_in", "down_residual", "gdn_in"}) {
+    EXPECT_EQ(candidate_of(op, true), "cuda.sm90") << op;
+    EXPECT_NE(candidate_of(op, false), "cuda.sm90") << op;
+  }
+}
+
 TEST(Plan, CountsKvOfTheAttentionLayersOnlyAndTheRingOfEverySequence) {
   WorkerOptions options;
   options.load.with_mtp = false;

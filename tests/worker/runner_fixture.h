@@ -35,7 +35,7 @@ class TestRunner {
     plan = std::move(*made_plan);
     EXPECT_TRUE(plan.fits) << plan.verdict;
     EXPECT_EQ(plan.refusals(), "");
-    device = std::move(backends::open_device(options.device, {.num_threads = options.num_threads, .records = records})).value();
+    device = std::move(backends::open_device(options.device, {.num_threads = options.num_threads, .records = records, .quantizes_activations = options.quantize_activations})).value();
     auto source = weights::open_weights(model_dir, plan.config, options.load);
     if (!source) {
       ADD_FAILURE() << source.error().message;

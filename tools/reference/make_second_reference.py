@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The second reference: 8 layers with the head geometry that fast kernels are written for, and what Hugging Face transformers makes of it.
 
-Writes tests/data/second-reference/{expected.json, bf16/config.json, fp8-block/config.json}.
+Writes tests/data/second-reference/{expected.json, expected-w8a8.json, bf16/config.json, fp8-block/config.json}.
   make_second_reference.py [--out FOLDER] [--checkpoints FOLDER]      (the second also writes the weights)
   make_second_reference.py --distances        prints, and writes nothing: transformers against itself, bf16 and token by token
+  make_second_reference.py --w8a8             writes expected-w8a8.json alone
   make_second_reference.py --check-tiny       prints, and writes nothing: transformers in float32 against tests/data/tiny-reference
 """
 import argparse
@@ -139,7 +140,41 @@ def hash_tokens(n, vocab):
     return ((255 * x[0::2] + x[1::2]) % vocab).tolist()
 
 
+def round_activations(x):
+    """x after quantisation to e4m3 in groups of 128 of a row with the scale max / 448, as FP8 matrix units take it."""
+    groups = x.float().unflatten(-1, (-1, checkpoint.FP8_BLOCK))
+    scale = groups.abs().amax(-1, keepdim=True) / 448.0
+    codes = (groups / scale.where(scale > 0, 1.0)).to(torch.float8_e4m3fn)
+    return (codes.float() * scale).flatten(-2).to(x.dtype)
+
+
+def emulate_w8a8(main):
+    """Layers with FP8 weights round what they are given."""
+    for name, module in main.model.layers.named_modules():
+        if name.split(".")[-1] in checkpoint.FP8_LEAVES:
+            module.register_forward_pre_hook(lambda _, inputs: (round_activations(inputs[0]),))
+    return main
+
+
+@torch.no_grad()
+def logits_of(main, tokens):
+    return main(input_ids=torch.tensor([tokens])).logits[0]
+
+
+def write_w8a8(out):
+    tokens = hash_tokens(NUM_TOKENS, SECOND.vocab)
+    logits = logits_of(emulate_w8a8(load(SECOND, dict(schemes(SECOND))["fp8_block"])[0]), tokens)
+    expected = dict(
+        about="Made by tools/reference/make_second_reference.py: logits of fp8_block in float32, where layers with FP8 weights take activations rounded to e4m3 in groups of 128 of a "
+              "row, scale = max / 448. Tokens and logit ids are those of expected.json.",
+        versions=dict(python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__, numpy=np.__version__),
+        positions={str(p): summary(logits[p]) for p in POSITIONS})
+    with open(os.path.join(out, "expected-w8a8.json"), "w") as f:
+        json.dump(expected, f, separators=(",", ":"))
+
+
 def write_reference(out, checkpoints):
+    write_w8a8(out)
     checkpoint.write_configs(out, SECOND)
     if checkpoints:
         checkpoint.write_checkpoints(checkpoints, SECOND, checkpoint.make_tensors(SECOND))
@@ -195,6 +230,11 @@ def print_distances():
             distance(name, rounded[name], exact[name])
         best = [top2(row) for row in exact["logits"]]
         wrong = [gap for row, (token, gap) in zip(rounded["logits"], best) if int(row.argmax()) != token]
+        if key == "fp8_block":
+            emulated = logits_of(emulate_w8a8(load(SECOND, tensors)[0]), tokens)
+            print("fp8_block with rounded activations (W8A8), float32 against the same without, and bf16 against float32")
+            distance("logits", emulated, exact["logits"])
+            distance("logits", logits_of(emulate_w8a8(load(SECOND, tensors)[0].bfloat16()), tokens), emulated)
         print(f"  argmax differs at {len(wrong)} of {len(best)} positions, largest top-2 gap among them {max(wrong, default=0)}")
 
 
@@ -221,12 +261,15 @@ def main():
     parser.add_argument("--checkpoints", help="folder for the two checkpoints")
     parser.add_argument("--distances", action="store_true")
     parser.add_argument("--check-tiny", action="store_true")
+    parser.add_argument("--w8a8", action="store_true", help="writes expected-w8a8.json alone")
     args = parser.parse_args()
     torch.set_num_threads(2)
     if args.distances:
         print_distances()
     elif args.check_tiny:
         check_tiny()
+    elif args.w8a8:
+        write_w8a8(args.out)
     else:
         write_reference(args.out, args.checkpoints)
 

@@ -29,7 +29,7 @@ ops::Verdict has_instructions(LinearPath path, const ops::DeviceTraits& traits) 
       return traits.avx512_bf16 && traits.avx512_vbmi ? ops::accept() : ops::refuse("the processor has no AVX-512 with BF16 and VBMI, or QUERN_CPU_ISA hides it");
     case LinearPath::kAmx:
     case LinearPath::kAmxPrompt:
-      return traits.amx_bf16 && traits.avx512_vbmi ? ops::accept() : ops::refuse("the processor has no AMX for bf16, or QUERN_CPU_ISA hides it");
+      return traits.amx_bf16 && traits.avx512_bf16 && traits.avx512_vbmi ? ops::accept() : ops::refuse("the processor has no AMX for bf16, or QUERN_CPU_ISA hides it");
   }
   CHECK_UNREACHABLE();
 }

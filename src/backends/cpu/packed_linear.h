@@ -11,11 +11,11 @@
 namespace quern::cpu {
 
 /// Which code multiplies, and so in which order weights are packed. kPlain keeps the rows as stored; the others share the tiles of fma_tile.h, and the vector paths
-/// its arithmetic. kAvx512Bf16 takes all rows by dot products of bf16, kAmx by AMX, kAmxPrompt the prompt rows alone and the others by kAvx512.
+/// its arithmetic. kAvx512Bf16 takes all rows by dot products of bf16, kAmx by AMX, kAmxPrompt the prompt rows alone and the others by kAvx512Bf16.
 enum class LinearPath : uint8_t { kPlain, kAvx2, kAvx512, kAvx512Bf16, kAmx, kAmxPrompt };
 constexpr LinearPath path_of(LinearPath path, ops::RowKind kind) {
   if (path != LinearPath::kAmxPrompt) return path;
-  return kind == ops::RowKind::kPrompt ? LinearPath::kAmx : LinearPath::kAvx512;
+  return kind == ops::RowKind::kPrompt ? LinearPath::kAmx : LinearPath::kAvx512Bf16;
 }
 constexpr bool uses_amx(LinearPath path) { return path == LinearPath::kAmx || path == LinearPath::kAmxPrompt; }
 /// Rows enter as bf16, weights as their bf16 value.

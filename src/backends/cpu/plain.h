@@ -46,7 +46,7 @@ inline std::string_view arithmetic_id(DType activation, LinearPath path = Linear
   if (path == LinearPath::kPlain) return activation == DType::kF32 ? "cpu.plain.f32" : "cpu.plain.bf16";
   if (path == LinearPath::kAvx512Bf16) return "cpu.dot.bf16";
   if (path == LinearPath::kAmx) return "cpu.amx.bf16";
-  if (path == LinearPath::kAmxPrompt) return "cpu.amx.bf16, cpu.fma.bf16";  // prompt and decode rows
+  if (path == LinearPath::kAmxPrompt) return "cpu.amx.bf16, cpu.dot.bf16";  // prompt and decode rows
   return activation == DType::kF32 ? "cpu.fma.f32" : "cpu.fma.bf16";
 }
 inline ops::Verdict accepts_activation(DType activation, ops::ActivationLayout layout = ops::ActivationLayout::kPlain) {

@@ -110,6 +110,7 @@ Result<std::unique_ptr<Device>> Device::open(int ordinal, const DeviceOptions& o
   if (const Status status = driver->device_get(&device, ordinal); status != kSuccess)
     return make_error(ErrorCode::kUnsupported, "the NVIDIA driver refuses the GPU: {}", driver->describe(status));
   ops::DeviceTraits traits = read_traits(*driver, device);
+  traits.fp8_matrix = traits.fp8_matrix && options.quantizes_activations;
   if (traits.architecture < kOldestArchitecture)
     return make_error(ErrorCode::kUnsupported, "{} is sm_{}; sm_{} and newer are supported", traits.name, traits.architecture, kOldestArchitecture);
   if (!traits.device_code) return make_error(ErrorCode::kUnsupported, "{}: {}", traits.name, traits.why_no_device_code);

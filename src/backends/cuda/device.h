@@ -40,6 +40,7 @@ struct Context {
 };
 
 struct DeviceOptions {
+  bool quantizes_activations = true;  // else its FP8 matrix units are hidden
   /// For tests that read and write tensors with the host's pointers: memory is host memory that the GPU maps at the same address, and every launch is awaited.
   bool inspectable = false;
 };
