@@ -11,3 +11,8 @@ set(root "${CPACK_TEMPORARY_INSTALL_DIRECTORY}")
 place("${CPACK_QUERN_SOURCE_DIR}/packaging/systemd/quern.default" "${root}/etc/default/quern")
 place("${CPACK_QUERN_SOURCE_DIR}/LICENSE" "${root}/usr/share/doc/quern/copyright")
 file(REMOVE "${root}/usr/share/doc/quern/LICENSE")
+
+file(GLOB pages "${root}/usr/share/man/man1/*.1")
+if(pages)
+  execute_process(COMMAND gzip -9n ${pages} COMMAND_ERROR_IS_FATAL ANY)
+endif()

@@ -29,7 +29,8 @@ done
 dpkg-deb -c "$deb" >"$work/list"
 for path in ./usr/bin/quern ./usr/lib/systemd/system/quern.service ./etc/default/quern ./usr/share/doc/quern/copyright ./usr/share/doc/quern/README.md \
             ./usr/share/doc/quern/operations.md ./usr/share/quern/grafana/quern.json \
-            ./usr/share/quern/prometheus/quern.rules.yml; do
+            ./usr/share/quern/prometheus/quern.rules.yml ./usr/share/man/man1/quern.1.gz ./usr/share/man/man1/quern-serve.1.gz \
+            ./usr/share/bash-completion/completions/quern ./usr/share/zsh/vendor-completions/_quern ./usr/share/fish/vendor_completions.d/quern.fish; do
   grep -q " $path\$" "$work/list" || { cat "$work/list"; fail "$path is not in it"; }
 done
 awk '$2 != "root/root" { print; bad = 1 } END { exit bad }' "$work/list" || fail "files that are not root's"
@@ -41,6 +42,7 @@ awk '$1 ~ /^-.......w/ { print; bad = 1 } END { exit bad }' "$work/list" || fail
 root=$work/root
 dpkg-deb -x "$deb" "$root"
 "$root/usr/bin/quern" --version
+gzip -dc "$root/usr/share/man/man1/quern-serve.1.gz" | grep -q 'ssl.*certfile' || fail "the manual of serve lacks its options"
 ! file "$root/usr/bin/quern" | grep -q 'not stripped' || fail "the program is not stripped"
 ! grep -q "$build" "$root/usr/bin/quern" || fail "the program names the folder that it was built in"
 dpkg-deb -e "$deb" "$work/control"
