@@ -3,8 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "server/error_body.h"
-
 namespace quern::server {
 namespace {
 
@@ -26,7 +24,7 @@ class WholeAnswer final : public DeferredResponse {
     if (running) return std::nullopt;
     HttpResponse response;
     if (generation_->error()) {
-      response = error_response(*generation_->error());
+      response = format_->failure(*generation_->error());
     } else {
       response.body = dump_json(format_->response(outputs_, generation_->usage()));
     }
@@ -60,8 +58,7 @@ class StreamedAnswer final : public EventStream {
         [&](int32_t choice, const OutputDelta& delta, const OutputUsage& usage) { format_->delta(choice, delta, usage, out); });
     if (running) return true;
     if (generation_->error()) {
-      append_error_event(*generation_->error(), out);
-      append_done_event(out);
+      format_->fail(*generation_->error(), out);
     } else {
       format_->finish(generation_->usage(), out);
     }

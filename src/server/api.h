@@ -54,6 +54,7 @@ class Api {
   Api(ApiOptions options, ApiKeys keys, Cors cors)
       : options_(std::move(options)), keys_(std::move(keys)), cors_(std::move(cors)), slots_(options_.max_requests_per_key, keys_.size()) {}
   [[nodiscard]] HttpAnswer route(const HttpRequest& request, const ServicePtr& service) const;
+  [[nodiscard]] HttpResponse answer_itself(const HttpRequest& request, const ServicePtr& service) const;
   [[nodiscard]] bool authorized(const HttpRequest& request) const;
   void add_headers(const HttpRequest& request, HttpAnswer& answer) const;
   [[nodiscard]] HttpResponse metrics(const ServicePtr& service) const;

@@ -1,5 +1,7 @@
 #include "server/chat_format.h"
 
+#include <utility>
+
 #include "server/json_writer.h"
 
 namespace quern::server {
@@ -39,6 +41,10 @@ void ChatFormat::append_logprobs(const OutputDelta& delta, std::string& out) con
   }
 }
 
+Json ChatFormat::prompt_logprobs(const OutputDelta& delta) const {
+  return prompt_logprobs_json(names_, prompt_ids_, delta.prompt_logprobs, header_.num_prompt_logprobs);
+}
+
 void ChatFormat::begin(int32_t choice, std::string& out) {
   writer_.open(choice, out);
   out += R"("delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null)";
@@ -52,7 +58,8 @@ void ChatFormat::begin(int32_t choice, std::string& out) {
 
 void ChatFormat::delta(int32_t choice, const OutputDelta& delta, const OutputUsage& usage, std::string& out) {
   const bool has_text = !delta.reasoning.empty() || !delta.content.empty() || !delta.tool_calls.empty();
-  if (has_text || (!delta.token_ids.empty() && (header_.logprobs || header_.token_ids))) {
+  const bool tells_prompt = header_.prompt_logprobs && choice == 0 && std::exchange(prompt_pending_, false);
+  if (has_text || tells_prompt || (!delta.token_ids.empty() && (header_.logprobs || header_.token_ids))) {
     writer_.open(choice, out);
     out += "\"delta\":{";
     if (!delta.reasoning.empty()) {
@@ -79,7 +86,9 @@ void ChatFormat::delta(int32_t choice, const OutputDelta& delta, const OutputUsa
       out += ",\"token_ids\":";
       append_json_integers(out, delta.token_ids);
     }
-    writer_.close(usage, out);
+    std::string top_level;
+    if (tells_prompt) top_level = ",\"prompt_logprobs\":" + dump_json(prompt_logprobs(delta));
+    writer_.close(usage, out, top_level);
   }
   if (delta.end) {
     writer_.open(choice, out);
@@ -114,6 +123,7 @@ Json ChatFormat::response(std::span<const OutputDelta> choices, const OutputUsag
   Json body = response_head(header_, "chat.completion");
   body["choices"] = std::move(list);
   if (header_.token_ids) body["prompt_token_ids"] = prompt_ids_;
+  if (header_.prompt_logprobs) body["prompt_logprobs"] = prompt_logprobs(choices[0]);
   body["usage"] = usage_json(usage);
   return body;
 }

@@ -7,35 +7,51 @@ namespace {
 
 constexpr size_t kMaxMessages = 16384;
 
-/// tool_choice "none" takes the tools away: a model that does not see them does not call them.
-void read_tool_choice(JsonFields& fields, Conversation& conversation) {
+ToolChoice read_tool_choice(JsonFields& fields) {
   const Json* choice = fields.find("tool_choice");
-  if (choice == nullptr || *choice == "auto") return;
-  if (*choice == "none") {
+  if (choice == nullptr || *choice == "auto") return {};
+  if (*choice == "none") return {ToolChoice::Kind::kNone, {}};
+  if (*choice == "required") return {ToolChoice::Kind::kRequired, {}};
+  if (!choice->is_object()) {
+    fields.fail("tool_choice", "expected \"auto\", \"none\", \"required\" or a function");
+    return {};
+  }
+  JsonFields members(*choice, "tool_choice.");
+  const auto type = members.string("type", 64);
+  if (type && *type != "function") {
+    fields.unsupported("tool_choice", "type \"{}\" is not supported, only \"function\"", *type);
+    return {};
+  }
+  const Json* function = members.object("function");
+  const auto name = function != nullptr ? JsonFields(*function, "tool_choice.function.").string("name", 1024) : std::nullopt;
+  if (!name) fields.fail("tool_choice", "expected {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}");
+  return {ToolChoice::Kind::kNamed, name.value_or("")};
+}
+
+}  // namespace
+
+void apply_tool_choice(const ToolChoice& choice, JsonFields& fields, Conversation& conversation) {
+  if (choice.kind == ToolChoice::Kind::kAuto) return;
+  if (choice.kind == ToolChoice::Kind::kNone) {
     conversation.tools = nullptr;
     return;
   }
   const auto schemas = text::ToolSchemas::parse(conversation.tools);
-  if (!schemas) return;  // told by parse_chat_request
-  if (*choice == "required") {
-    if (schemas->empty()) return fields.fail("tool_choice", "\"required\" needs tools");
-    conversation.forced_call = "";
-  } else if (choice->is_object()) {
-    JsonFields members(*choice, "tool_choice.");
-    const auto type = members.string("type", 64);
-    if (type && *type != "function") return fields.unsupported("tool_choice", "type \"{}\" is not supported, only \"function\"", *type);
-    const Json* function = members.object("function");
-    const auto name = function != nullptr ? JsonFields(*function, "tool_choice.function.").string("name", 1024) : std::nullopt;
-    if (!name) return fields.fail("tool_choice", "expected {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}");
-    if (!schemas->has(*name)) return fields.fail("tool_choice", "there is no tool \"{}\"", *name);
-    conversation.forced_call = *name;
-  } else {
-    return fields.fail("tool_choice", "expected \"auto\", \"none\", \"required\" or a function");
+  if (!schemas) return;  // told by the reader of the tools
+  if (choice.kind == ToolChoice::Kind::kRequired) {
+    if (schemas->empty()) return fields.fail("tool_choice", "a call is required, which needs tools");
+  } else if (!schemas->has(choice.name)) {
+    return fields.fail("tool_choice", "there is no tool \"{}\"", choice.name);
   }
+  conversation.forced_call = choice.name;
   if (conversation.continue_final_message) fields.fail("tool_choice", "a forced call cannot continue the final message");
 }
 
-}  // namespace
+void set_reasoning_effort(const std::string& effort, Conversation& conversation) {
+  Json& kwargs = conversation.template_kwargs;
+  if (!kwargs.contains("reasoning_effort")) kwargs["reasoning_effort"] = effort;
+  if (effort == "none" && !kwargs.contains("enable_thinking")) kwargs["enable_thinking"] = false;
+}
 
 Conversation read_conversation(JsonFields& fields) {
   Conversation conversation;
@@ -55,7 +71,7 @@ Conversation read_conversation(JsonFields& fields) {
     if (!conversation.template_kwargs.contains("enable_thinking")) conversation.template_kwargs["enable_thinking"] = *thinking;
   }
   if (const auto effort = fields.string("reasoning_effort", 64)) {
-    if (!conversation.template_kwargs.contains("reasoning_effort")) conversation.template_kwargs["reasoning_effort"] = *effort;
+    set_reasoning_effort(*effort, conversation);
   }
   const auto add_generation_prompt = fields.boolean("add_generation_prompt");
   conversation.continue_final_message = fields.boolean("continue_final_message").value_or(false);
@@ -63,13 +79,13 @@ Conversation read_conversation(JsonFields& fields) {
     fields.fail("continue_final_message", "cannot be true together with add_generation_prompt");
   }
   conversation.add_generation_prompt = add_generation_prompt.value_or(!conversation.continue_final_message);
-  read_tool_choice(fields, conversation);
+  apply_tool_choice(read_tool_choice(fields), fields, conversation);
   return conversation;
 }
 
-Result<ChatRequest> parse_chat_request(const Json& body, const SamplingDefaults& defaults, const RequestLimits& limits) {
+Result<ChatRequest> parse_chat_request(const Json& body, const SamplingDefaults& defaults, const RequestLimits& limits, FieldLog* log) {
   if (!body.is_object()) return invalid_argument("the request body has to be a JSON object, found {}", json_kind(body));
-  JsonFields fields(body);
+  JsonFields fields(body, {}, log);
   ChatRequest request;
   request.conversation = read_conversation(fields);
   request.generation = read_generation_fields(fields, defaults, limits);
@@ -83,6 +99,10 @@ Result<ChatRequest> parse_chat_request(const Json& body, const SamplingDefaults&
     fields.fail("min_tokens", "{} is more than max_tokens, {}", request.generation.sampling.min_tokens, *request.max_tokens);
   }
   if (fields.find("functions") != nullptr) fields.unsupported("functions", "is not supported; use tools");
+  if (fields.boolean("echo") == true) fields.unsupported("echo", "is not supported here; /v1/completions has it");
+  for (const char* name : {"chat_template", "documents", "audio", "web_search_options"}) {
+    if (fields.find(name) != nullptr) fields.unsupported(name, "is not supported");
+  }
   if (const Json* modalities = fields.array("modalities");
       modalities != nullptr && std::ranges::any_of(*modalities, [](const Json& m) { return m != "text"; })) {
     fields.unsupported("modalities", "only text is supported");

@@ -33,7 +33,18 @@ struct ChatRequest {
 };
 
 /// Errors name the field.
-Result<ChatRequest> parse_chat_request(const Json& body, const SamplingDefaults& defaults, const RequestLimits& limits);
+Result<ChatRequest> parse_chat_request(const Json& body, const SamplingDefaults& defaults, const RequestLimits& limits, FieldLog* log = nullptr);
+
+/// Which tool the answer has to call, in the words of all dialects.
+struct ToolChoice {
+  enum class Kind : uint8_t { kAuto, kNone, kRequired, kNamed } kind = Kind::kAuto;
+  std::string name;  // kNamed
+};
+/// Takes the tools away ("none": a model that does not see them does not call them) or forces a call; faults are left in `fields`.
+void apply_tool_choice(const ToolChoice& choice, JsonFields& fields, Conversation& conversation);
+
+/// As the template variable of this name; "none" also switches thinking off. What the request's own template variables say stays.
+void set_reasoning_effort(const std::string& effort, Conversation& conversation);
 
 /// The conversation of a chat request, or of a /tokenize request with messages; faults are left in `fields`.
 Conversation read_conversation(JsonFields& fields);

@@ -1,5 +1,7 @@
 #include "server/completion_format.h"
 
+#include <utility>
+
 #include "server/json_writer.h"
 
 namespace quern::server {
@@ -29,19 +31,28 @@ Json CompletionFormat::take_logprobs(size_t choice, const OutputDelta& delta, bo
   return logprobs.take();
 }
 
+Json CompletionFormat::prompt_logprobs(size_t choice, const OutputDelta& delta) const {
+  return prompt_logprobs_json(names_, prompt_of(choice).ids, delta.prompt_logprobs, header_.num_prompt_logprobs);
+}
+
 void CompletionFormat::begin(int32_t, std::string&) {}
 
 void CompletionFormat::delta(int32_t choice, const OutputDelta& delta, const OutputUsage& usage, std::string& out) {
   Choice& state = choice_at(static_cast<size_t>(choice));
   const bool first = !std::exchange(state.begun, true);
   const bool with_prompt = first && echo_;
-  if (with_prompt || !delta.content.empty() || (!delta.token_ids.empty() && (header_.logprobs || header_.token_ids))) {
+  const bool tells_prompt = first && (header_.prompt_logprobs || header_.token_ids);
+  if (with_prompt || tells_prompt || !delta.content.empty() || (!delta.token_ids.empty() && (header_.logprobs || header_.token_ids))) {
     writer_.open(choice, out);
     out += "\"text\":";
     append_json_string(out, with_prompt ? prompt_of(static_cast<size_t>(choice)).text + delta.content : delta.content);
     out += ",\"logprobs\":";
     out += header_.logprobs ? dump_json(take_logprobs(static_cast<size_t>(choice), delta, with_prompt)) : "null";
     out += ",\"finish_reason\":null";
+    if (first && header_.prompt_logprobs) {
+      out += ",\"prompt_logprobs\":";
+      out += dump_json(prompt_logprobs(static_cast<size_t>(choice), delta));
+    }
     if (header_.token_ids) {
       out += ",\"token_ids\":";
       append_json_integers(out, delta.token_ids);
@@ -71,6 +82,7 @@ Json CompletionFormat::response(std::span<const OutputDelta> choices, const Outp
     choice["text"] = echo_ ? prompt_of(i).text + output.content : output.content;
     choice["logprobs"] = header_.logprobs ? take_logprobs(i, output, echo_) : Json();
     append_end(output, choice);
+    if (header_.prompt_logprobs) choice["prompt_logprobs"] = prompt_logprobs(i, output);
     if (header_.token_ids) {
       choice["token_ids"] = output.token_ids;
       choice["prompt_token_ids"] = prompt_of(i).ids;

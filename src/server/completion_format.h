@@ -27,6 +27,7 @@ class CompletionFormat final : public OutputFormat {
   };
   [[nodiscard]] const EchoedPrompt& prompt_of(size_t choice) const { return prompts_[choice / static_cast<size_t>(choices_per_prompt_)]; }
   Choice& choice_at(size_t choice);
+  [[nodiscard]] Json prompt_logprobs(size_t choice, const OutputDelta& delta) const;
   /// The log-probabilities of this delta, before them those of an echoed prompt when `with_prompt`.
   Json take_logprobs(size_t choice, const OutputDelta& delta, bool with_prompt);
 

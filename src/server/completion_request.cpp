@@ -60,9 +60,9 @@ std::vector<PromptInput> read_prompts(JsonFields& fields, const RequestLimits& l
 
 }  // namespace
 
-Result<CompletionRequest> parse_completion_request(const Json& body, const SamplingDefaults& defaults, const RequestLimits& limits) {
+Result<CompletionRequest> parse_completion_request(const Json& body, const SamplingDefaults& defaults, const RequestLimits& limits, FieldLog* log) {
   if (!body.is_object()) return invalid_argument("the request body has to be a JSON object, found {}", json_kind(body));
-  JsonFields fields(body);
+  JsonFields fields(body, {}, log);
   CompletionRequest request;
   request.prompts = read_prompts(fields, limits);
   request.generation = read_generation_fields(fields, defaults, limits);

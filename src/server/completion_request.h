@@ -25,6 +25,7 @@ struct CompletionRequest {
 };
 
 /// Errors name the field.
-Result<CompletionRequest> parse_completion_request(const Json& body, const SamplingDefaults& defaults, const RequestLimits& limits);
+Result<CompletionRequest> parse_completion_request(const Json& body, const SamplingDefaults& defaults, const RequestLimits& limits,
+                                                   FieldLog* log = nullptr);
 
 }  // namespace quern::server

@@ -12,6 +12,7 @@
 #include "server/generation_fields.h"
 #include "server/http_message.h"
 #include "server/metrics.h"
+#include "server/response_store.h"
 #include "server/sampling_defaults.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -45,6 +46,7 @@ struct Service {
   ServerContext context;
   int64_t created;  // seconds since 1970
   Metrics metrics;
+  ResponseStore responses;
 
  private:
   std::atomic<uint64_t> seed_state_;
@@ -58,7 +60,25 @@ HttpAnswer list_models(const ServicePtr& service, const HttpRequest& request);
 HttpAnswer get_model(const ServicePtr& service, const HttpRequest& request);
 HttpAnswer tokenize(const ServicePtr& service, const HttpRequest& request);
 HttpAnswer detokenize(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer render_chat_completion(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer render_completion(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer create_response(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer get_response(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer delete_response(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer list_input_items(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer create_message(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer count_message_tokens(const ServicePtr& service, const HttpRequest& request);
 
+// The members that their readers look at.
+void describe_chat(FieldLog& log);
+void describe_completion(FieldLog& log);
+void describe_response(FieldLog& log);
+void describe_message(FieldLog& log);
+void describe_token_count(FieldLog& log);
+void describe_tokenize(FieldLog& log);
+void describe_detokenize(FieldLog& log);
+
+Error unknown_model_error(const Service& service, std::string_view name);
 /// "model_not_found", as a 404.
 HttpResponse unknown_model(const Service& service, std::string_view name);
 

@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 
+#include "server/request_id.h"
+
 namespace quern::server {
 namespace {
 
@@ -96,12 +98,12 @@ void refuse_what_is_not_supported(JsonFields& fields) {
     fields.unsupported("best_of", "only 1 is supported; ask for several choices with n");
   }
   if (fields.boolean("use_beam_search") == true) fields.unsupported("use_beam_search", "beam search is not supported");
-  if (fields.find("prompt_logprobs") != nullptr) {
-    fields.unsupported("prompt_logprobs", "not supported; /v1/completions gives them with echo and logprobs");
-  }
   if (fields.find("prompt_embeds") != nullptr) fields.unsupported("prompt_embeds", "prompts are text or token ids");
   if (const auto suffix = fields.string("suffix", SIZE_MAX); suffix && !suffix->empty()) {
     fields.unsupported("suffix", "the model does not fill in the middle");
+  }
+  for (const char* name : {"allowed_token_ids", "bad_words", "logits_processors"}) {
+    if (fields.find(name) != nullptr) fields.unsupported(name, "is not supported; logit_bias weighs single tokens");
   }
 }
 
@@ -127,8 +129,23 @@ GenerationFields read_generation_fields(JsonFields& fields, const SamplingDefaul
   out.return_tokens_as_token_ids = fields.boolean("return_tokens_as_token_ids").value_or(false);
   out.priority = static_cast<int32_t>(fields.integer("priority", INT32_MIN, INT32_MAX).value_or(0));
   out.cache_salt = fields.string("cache_salt", 1024).value_or("");
+  out.prompt_logprobs = static_cast<int32_t>(fields.integer("prompt_logprobs", 0, kMaxLogprobs).value_or(-1));
+  if (const auto kept = fields.integer("truncate_prompt_tokens", -1, limits.max_model_len)) {
+    if (*kept == 0) fields.fail("truncate_prompt_tokens", "expected a number of tokens, at least 1, or -1 for as many as fit");
+    out.truncate_prompt_tokens = static_cast<int32_t>(*kept);
+  }
+  out.request_id = fields.string("request_id", 128).value_or("");
+  if (!out.request_id.empty() && !is_request_id(out.request_id)) fields.fail("request_id", "expected printable ASCII characters without spaces");
   refuse_what_is_not_supported(fields);
   return out;
+}
+
+void require_plain_output(const GenerationFields& generation, JsonFields& fields) {
+  constexpr std::string_view kElsewhere = "is not supported here; /v1/chat/completions has it";
+  if (generation.n != 1) fields.unsupported("n", "{}", kElsewhere);
+  if (generation.prompt_logprobs >= 0) fields.unsupported("prompt_logprobs", "{}", kElsewhere);
+  if (generation.return_token_ids) fields.unsupported("return_token_ids", "{}", kElsewhere);
+  if (generation.return_tokens_as_token_ids) fields.unsupported("return_tokens_as_token_ids", "{}", kElsewhere);
 }
 
 }  // namespace quern::server

@@ -17,6 +17,9 @@ struct RequestLimits {
   int32_t max_model_len = 0;
 };
 
+/// For readers that only tell which fields there are.
+inline constexpr RequestLimits kNoLimits{INT32_MAX, INT32_MAX};
+
 inline constexpr int32_t kMaxChoices = 16;
 using engine::kMaxLogprobs;
 inline constexpr size_t kMaxStopStrings = 16;
@@ -40,9 +43,15 @@ struct GenerationFields {
   bool return_tokens_as_token_ids = false;  // logprobs name tokens "token_id:N"
   int32_t priority = 0;
   std::string cache_salt;
+  int32_t prompt_logprobs = -1;                    // -1: none; n: of every prompt token, with the n most likely
+  std::optional<int32_t> truncate_prompt_tokens;   // -1: as many as fit
+  std::string request_id;                          // empty: not said
 };
 
 /// Reads them; faults are left in `fields`. Fields whose promise we cannot keep yet are refused, unknown ones are ignored.
 GenerationFields read_generation_fields(JsonFields& fields, const SamplingDefaults& defaults, const RequestLimits& limits);
+
+/// For dialects whose answers are one output without token ids: what asks for more is refused.
+void require_plain_output(const GenerationFields& generation, JsonFields& fields);
 
 }  // namespace quern::server

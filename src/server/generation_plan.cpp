@@ -1,20 +1,16 @@
 #include "server/generation_plan.h"
 
+#include <algorithm>
 #include <ctime>
-#include <random>
 #include <utility>
 
 #include "base/hash.h"
 
 namespace quern::server {
 
-std::string new_request_id(std::string_view prefix) {
-  thread_local SplitMix64 generator = [] {
-    std::random_device device;
-    return SplitMix64((uint64_t{device()} << 32) | device());
-  }();
-  const uint64_t high = generator.next(), low = generator.next();
-  return fmt::format("{}{:016x}{:016x}", prefix, high, low);
+std::string base_request_id(const HttpRequest& http, const GenerationFields& fields) {
+  if (const std::string_view given = client_request_id(http); !given.empty()) return std::string(given);
+  return fields.request_id.empty() ? new_request_id("") : fields.request_id;
 }
 
 ResponseHeader response_header(const Service& service, const GenerationFields& fields, std::string request_id) {
@@ -24,6 +20,8 @@ ResponseHeader response_header(const Service& service, const GenerationFields& f
   header.model = fields.model.empty() ? service.context.model_names.front() : fields.model;
   header.tokens_as_ids = fields.return_tokens_as_token_ids;
   header.token_ids = fields.return_token_ids || service.context.tokenizer == nullptr;
+  header.prompt_logprobs = fields.prompt_logprobs >= 0;
+  header.num_prompt_logprobs = fields.prompt_logprobs;
   header.include_usage = fields.include_usage;
   header.continuous_usage = fields.include_usage && fields.continuous_usage_stats;
   return header;
@@ -38,6 +36,24 @@ std::optional<Error> check_window(const Service& service, std::string_view promp
       window, prompt_tokens + static_cast<size_t>(max_tokens), prompt_tokens, max_tokens);
   error.field = prompt_tokens >= window ? prompt_field : "max_tokens";
   return error;
+}
+
+void truncate_prompt(const Service& service, const GenerationFields& fields, int32_t max_tokens, PreparedPrompt& prompt) {
+  if (!fields.truncate_prompt_tokens) return;
+  const int32_t most = *fields.truncate_prompt_tokens > 0 ? *fields.truncate_prompt_tokens : std::max(service.window() - max_tokens, 1);
+  const int32_t dropped = static_cast<int32_t>(prompt.ids.size()) - most;
+  if (dropped <= 0) return;
+  prompt.ids.erase(prompt.ids.begin(), prompt.ids.begin() + dropped);
+  for (int32_t& hint : prompt.cut_hints) hint -= dropped;
+  std::erase_if(prompt.cut_hints, [](int32_t hint) { return hint <= 0; });
+}
+
+Json rendered_prompt_json(const Service& service, const std::vector<int32_t>& ids) {
+  Json json;
+  json["prompt"] = service.context.tokenizer == nullptr ? Json() : Json(service.context.tokenizer->decode(ids, false));
+  json["prompt_token_ids"] = ids;
+  json["count"] = ids.size();
+  return json;
 }
 
 void add_choices(Service& service, const GenerationFields& fields, const GenerationPlan& plan, PreparedPrompt prompt,
@@ -55,7 +71,7 @@ void add_choices(Service& service, const GenerationFields& fields, const Generat
     if (!fields.ignore_eos) request.sampling.stop_ids = service.context.eos_ids;
     for (const int32_t id : fields.stop_token_ids) request.sampling.stop_ids.push_back(id);
     request.max_tokens = plan.max_tokens;
-    request.prompt_logprobs = plan.prompt_logprobs;
+    request.prompt_logprobs = std::max(plan.prompt_logprobs, fields.prompt_logprobs);
     request.priority = fields.priority;
     request.cache_salt = fields.cache_salt;
     request.cut_hints = prompt.cut_hints;

@@ -8,6 +8,7 @@
 #include "server/generation.h"
 #include "server/generation_fields.h"
 #include "server/output_format.h"
+#include "server/request_id.h"
 
 namespace quern::server {
 
@@ -30,14 +31,20 @@ struct GenerationPlan {
   bool parallel_tool_calls = true;
 };
 
-/// "chatcmpl-" and 32 random hexadecimal digits.
-std::string new_request_id(std::string_view prefix);
+/// What the ids of the answers to a request are made from: the client's X-Request-Id, else its "request_id", else 32 random digits.
+std::string base_request_id(const HttpRequest& http, const GenerationFields& fields);
 
 /// What all answers to this request say of themselves.
 ResponseHeader response_header(const Service& service, const GenerationFields& fields, std::string request_id);
 
 /// The error of a prompt and an output that do not fit the window together; it names all three numbers. max_tokens: at least this many.
 std::optional<Error> check_window(const Service& service, std::string_view prompt_field, size_t prompt_tokens, int32_t max_tokens);
+
+/// Leaves the last truncate_prompt_tokens of the prompt; for -1 as many as fit beside `max_tokens`.
+void truncate_prompt(const Service& service, const GenerationFields& fields, int32_t max_tokens, PreparedPrompt& prompt);
+
+/// {"prompt", "prompt_token_ids", "count"}: a prompt as the render endpoints show it; without a tokenizer the text is null.
+Json rendered_prompt_json(const Service& service, const std::vector<int32_t>& ids);
 
 /// n choices of `prompt`, whose seeds follow from the request's.
 void add_choices(Service& service, const GenerationFields& fields, const GenerationPlan& plan, PreparedPrompt prompt,

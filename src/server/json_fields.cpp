@@ -38,16 +38,42 @@ std::optional<int64_t> json_integer(const Json& value, int64_t min, int64_t max)
   return number;
 }
 
-JsonFields::JsonFields(const Json& object, std::string prefix) : object_(object), prefix_(std::move(prefix)) {}
+void FieldLog::add(std::string_view name, Json schema) {
+  for (Field& field : fields_) {
+    if (field.name != name) continue;
+    if (field.schema.empty()) field.schema = std::move(schema);
+    return;
+  }
+  fields_.push_back({std::string(name), std::move(schema)});
+}
+
+JsonFields::JsonFields(const Json& object, std::string prefix, FieldLog* log) : object_(object), prefix_(std::move(prefix)), log_(log) {}
+
+/// Bounds that only say what the type can hold are left out.
+void JsonFields::log(std::string_view name, const char* type, Json bounds) const {
+  if (log_ == nullptr) return;
+  Json schema = {{"type", type}};
+  for (const auto& [key, value] : bounds.items()) {
+    const bool says_nothing = value.is_number_integer() && (value == INT64_MIN || value == INT64_MAX || value == INT32_MIN || value == INT32_MAX);
+    if (!says_nothing) schema[key] = value;
+  }
+  log_->add(name, std::move(schema));
+}
 
 const Json* JsonFields::find(std::string_view name) const {
+  if (log_ != nullptr) log_->add(name, Json::object());
+  return look_up(name);
+}
+
+const Json* JsonFields::look_up(std::string_view name) const {
   if (!object_.is_object()) return nullptr;
   const auto it = object_.find(name);
   return it == object_.end() || it->is_null() ? nullptr : &*it;
 }
 
 std::optional<double> JsonFields::number(std::string_view name, double min, double max) {
-  const Json* value = find(name);
+  log(name, "number", {{"minimum", min}, {"maximum", max}});
+  const Json* value = look_up(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_number()) {
     fail(name, "expected a number, found {}", json_kind(*value));
@@ -62,7 +88,8 @@ std::optional<double> JsonFields::number(std::string_view name, double min, doub
 }
 
 std::optional<int64_t> JsonFields::integer(std::string_view name, int64_t min, int64_t max) {
-  const Json* value = find(name);
+  log(name, "integer", {{"minimum", min}, {"maximum", max}});
+  const Json* value = look_up(name);
   if (value == nullptr) return std::nullopt;
   const std::optional<int64_t> number = json_integer(*value, min, max);
   if (!number) {
@@ -76,7 +103,8 @@ std::optional<int64_t> JsonFields::integer(std::string_view name, int64_t min, i
 }
 
 std::optional<bool> JsonFields::boolean(std::string_view name) {
-  const Json* value = find(name);
+  log(name, "boolean");
+  const Json* value = look_up(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_boolean()) {
     fail(name, "expected true or false, found {}", json_kind(*value));
@@ -86,7 +114,8 @@ std::optional<bool> JsonFields::boolean(std::string_view name) {
 }
 
 std::optional<std::string> JsonFields::string(std::string_view name, size_t max_bytes) {
-  const Json* value = find(name);
+  log(name, "string");
+  const Json* value = look_up(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_string()) {
     fail(name, "expected a string, found {}", json_kind(*value));
@@ -101,20 +130,23 @@ std::optional<std::string> JsonFields::string(std::string_view name, size_t max_
 }
 
 const Json* JsonFields::object(std::string_view name) {
-  const Json* value = find(name);
+  log(name, "object");
+  const Json* value = look_up(name);
   if (value == nullptr || value->is_object()) return value;
   fail(name, "expected an object, found {}", json_kind(*value));
   return nullptr;
 }
 
 const Json* JsonFields::array(std::string_view name) {
-  const Json* value = find(name);
+  log(name, "array");
+  const Json* value = look_up(name);
   if (value == nullptr || value->is_array()) return value;
   fail(name, "expected a list, found {}", json_kind(*value));
   return nullptr;
 }
 
 std::optional<std::vector<int32_t>> JsonFields::integers(std::string_view name, int32_t min, int32_t max, size_t max_count) {
+  log(name, "array", {{"items", {{"type", "integer"}}}});
   const Json* list = array(name);
   if (list == nullptr) return std::nullopt;
   if (list->size() > max_count) {

@@ -17,12 +17,27 @@ namespace quern::server {
 /// "a string", "an integer", ...: what a value is, for error messages.
 std::string_view json_kind(const Json& value);
 
+/// The members that a reader of requests asks for, with their JSON schemas: what is documented is then what is read. Filled by running the
+/// reader over an empty object.
+class FieldLog {
+ public:
+  struct Field {
+    std::string name;
+    Json schema;  // {} when the reader looks at the value itself
+  };
+  void add(std::string_view name, Json schema);
+  [[nodiscard]] const std::vector<Field>& fields() const { return fields_; }
+
+ private:
+  std::vector<Field> fields_;  // in the order in which they were first asked for
+};
+
 /// Reads the members of a request's object. A null counts as absent; a wrong type or range is remembered with the field's name, and the
 /// first such fault is the request's error. Values read after a fault are unspecified but harmless.
 class JsonFields {
  public:
-  /// `prefix` stands before the names in errors, as in "stream_options.". Borrows `object`.
-  explicit JsonFields(const Json& object, std::string prefix = {});
+  /// `prefix` stands before the names in errors, as in "stream_options.". Borrows `object` and `log`.
+  explicit JsonFields(const Json& object, std::string prefix = {}, FieldLog* log = nullptr);
 
   /// The member, unless it is absent or null.
   [[nodiscard]] const Json* find(std::string_view name) const;
@@ -50,8 +65,11 @@ class JsonFields {
 
  private:
   void fail_with(ErrorCode code, std::string_view name, std::string message);
+  [[nodiscard]] const Json* look_up(std::string_view name) const;
+  void log(std::string_view name, const char* type, Json bounds = Json::object()) const;
   const Json& object_;
   std::string prefix_;
+  FieldLog* log_;
   std::optional<Error> error_;
 };
 

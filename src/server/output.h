@@ -24,10 +24,17 @@ struct ToolCallDelta {
   std::string arguments;
 };
 
+/// Where content stands: behind so many calls.
+struct ContentRun {
+  int32_t calls_before = 0;
+  size_t num_bytes = 0;
+};
+
 /// What one piece of news adds to an output. Adding up the pieces gives the same output wherever the stream was cut.
 struct OutputDelta {
   std::string reasoning;
   std::string content;
+  std::vector<ContentRun> content_runs;  // of `content`, one after the other
   std::vector<ToolCallDelta> tool_calls;
   std::vector<int32_t> token_ids;
   std::vector<engine::TokenLogprobs> logprobs;         // parallel to token_ids when asked for
@@ -35,7 +42,21 @@ struct OutputDelta {
   std::optional<OutputEnd> end;
 
   void append(OutputDelta other);
+  void add_content(std::string_view text, int32_t calls_before);
 };
+
+/// Calls text(string_view) and call(const ToolCallDelta&) for content and calls in the order in which the model wrote them.
+template <class Text, class Call>
+void visit_in_order(const OutputDelta& delta, const Text& text, const Call& call) {
+  std::string_view rest = delta.content;
+  auto next = delta.tool_calls.begin();
+  for (const ContentRun& run : delta.content_runs) {
+    for (; next != delta.tool_calls.end() && next->index < run.calls_before; ++next) call(*next);
+    text(rest.substr(0, run.num_bytes));
+    rest.remove_prefix(run.num_bytes);
+  }
+  for (; next != delta.tool_calls.end(); ++next) call(*next);
+}
 
 struct OutputUsage {
   int32_t prompt_tokens = 0;

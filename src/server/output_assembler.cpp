@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "server/generation_plan.h"
+#include "server/request_id.h"
 
 namespace quern::server {
 namespace {
@@ -63,7 +63,7 @@ void OutputAssembler::split(std::string_view text, OutputDelta& delta) {
 
 void OutputAssembler::add_content(std::string_view text, OutputDelta& delta) {
   if (!calls_) {
-    delta.content += text;
+    delta.add_content(text, 0);
   } else if (!text.empty()) {
     add_calls(calls_->push(text), delta);
     called_ = !options_.parallel_tool_calls && calls_->num_complete() > 0;
@@ -71,8 +71,12 @@ void OutputAssembler::add_content(std::string_view text, OutputDelta& delta) {
 }
 
 void OutputAssembler::add_calls(text::ToolCallParser::Delta calls, OutputDelta& delta) {
-  delta.content += calls.content;
   OutputDelta news;
+  std::string_view rest = calls.content;
+  for (const text::ToolCallParser::ContentRun& run : calls.runs) {
+    news.add_content(rest.substr(0, run.num_bytes), static_cast<int32_t>(run.calls_before));
+    rest.remove_prefix(run.num_bytes);
+  }
   for (text::ToolCallParser::Piece& piece : calls.pieces) {
     std::string id = piece.name.empty() ? std::string() : new_request_id("call_");
     news.tool_calls.push_back({static_cast<int32_t>(piece.call), std::move(id), std::move(piece.name), std::move(piece.arguments)});

@@ -4,6 +4,13 @@
 
 namespace quern::server {
 
+void OutputFormat::fail(const Error& error, std::string& out) {
+  append_error_event(error, out);
+  append_done_event(out);
+}
+
+HttpResponse OutputFormat::failure(const Error& error) { return error_response(error); }
+
 Json usage_json(const OutputUsage& usage) {
   Json json;
   json["prompt_tokens"] = usage.prompt_tokens;

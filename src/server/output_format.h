@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "server/generation_fields.h"
+#include "server/http_message.h"
 #include "server/output.h"
 #include "text/tokenizer.h"
 
@@ -19,6 +20,8 @@ struct ResponseHeader {
   std::string model;
   bool logprobs = false;
   int32_t num_top_logprobs = 0;
+  bool prompt_logprobs = false;
+  int32_t num_prompt_logprobs = 0;
   bool tokens_as_ids = false;
   bool token_ids = false;  // as asked, and always when there is no tokenizer to make text
   bool include_usage = false;
@@ -45,6 +48,10 @@ class OutputFormat {
 
   /// The one object of an answer that is not streamed.
   virtual Json response(std::span<const OutputDelta> choices, const OutputUsage& usage) = 0;
+
+  /// The answer has failed: the stream's last events, or the one response.
+  virtual void fail(const Error& error, std::string& out);
+  virtual HttpResponse failure(const Error& error);
 };
 
 /// {"prompt_tokens", "completion_tokens", "total_tokens", details}

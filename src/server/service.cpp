@@ -37,11 +37,15 @@ uint64_t Service::seed_for(const std::optional<uint64_t>& given) {
   return given ? *given : mix64(seed_state_.fetch_add(0x9e3779b97f4a7c15ull, std::memory_order_relaxed));
 }
 
-HttpResponse unknown_model(const Service& service, std::string_view name) {
+Error unknown_model_error(const Service& service, std::string_view name) {
   Error error = make_error(ErrorCode::kNotFound, "the model \"{}\" does not exist; this server has \"{}\"", name.substr(0, 256),
                            service.context.model_names.front());
   error.field = "model";
-  return error_response(error, "model_not_found");
+  return error;
+}
+
+HttpResponse unknown_model(const Service& service, std::string_view name) {
+  return error_response(unknown_model_error(service, name), "model_not_found");
 }
 
 }  // namespace quern::server

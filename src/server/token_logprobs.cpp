@@ -50,6 +50,31 @@ Json chat_logprobs(const TokenNames& names, std::span<const int32_t> ids, std::s
   return result;
 }
 
+Json prompt_logprobs_json(const TokenNames& names, std::span<const int32_t> ids, std::span<const engine::TokenLogprobs> logprobs,
+                          int32_t num_top) {
+  Json list = Json::array();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (i == 0 || i - 1 >= logprobs.size()) {
+      list.push_back(nullptr);
+      continue;
+    }
+    const engine::TokenLogprobs& entry = logprobs[i - 1];
+    const auto told = [&](int32_t id, float logprob, int32_t rank) {
+      return Json{{"logprob", json_logprob(logprob)}, {"rank", rank}, {"decoded_token", names.name(id)}};
+    };
+    Json tokens = Json::object();
+    tokens[std::to_string(ids[i])] = told(ids[i], entry.chosen, entry.chosen_rank);
+    int32_t rank = 0;
+    for (const auto& [id, logprob] : entry.top) {
+      if (rank == num_top) break;
+      ++rank;
+      if (id != ids[i]) tokens[std::to_string(id)] = told(id, logprob, rank);
+    }
+    list.push_back(std::move(tokens));
+  }
+  return list;
+}
+
 void CompletionLogprobs::add(int32_t id, const engine::TokenLogprobs* logprobs) {
   const std::string bytes = names_.bytes(id);
   const std::string name = text::to_valid_utf8(bytes);

@@ -32,6 +32,10 @@ inline constexpr double kLogprobFloor = -9999.0;
 /// {"content": [{"token", "logprob", "bytes", "top_logprobs": [...]}], "refusal": null}
 Json chat_logprobs(const TokenNames& names, std::span<const int32_t> ids, std::span<const engine::TokenLogprobs> logprobs, int32_t num_top);
 
+/// [null, {"id": {"logprob", "rank", "decoded_token"}, ...}, ...], one for each prompt token, as vLLM has them. logprobs: of every token but
+/// the first; empty: null.
+Json prompt_logprobs_json(const TokenNames& names, std::span<const int32_t> ids, std::span<const engine::TokenLogprobs> logprobs, int32_t num_top);
+
 /// {"tokens", "token_logprobs", "top_logprobs", "text_offset"}, which grows token by token.
 class CompletionLogprobs {
  public:

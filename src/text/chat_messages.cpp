@@ -37,17 +37,6 @@ Result<std::string> text_of_part(const Json& part, const std::string& field) {
   return error;
 }
 
-Result<std::string> text_of_content(const Json& content, const std::string& field) {
-  if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array()) return field_error(field, "expected a string, a list of parts or null, found {}", content.type_name());
-  std::string text;
-  for (size_t i = 0; i < content.size(); ++i) {
-    ASSIGN_OR_RETURN(const std::string part, text_of_part(content[i], fmt::format("{}[{}]", field, i)));
-    text += part;
-  }
-  return text;
-}
-
 Result<Json> normalize_tool_call(const Json& call, const std::string& field) {
   if (!call.is_object()) return field_error(field, "expected an object, found {}", call.type_name());
   Json result = call;
@@ -125,7 +114,7 @@ Result<Json> normalize_message(const Json& original, const std::string& field) {
   }
   message["role"] = role;
   if (const Json* content = find_member(original, "content")) {
-    ASSIGN_OR_RETURN(std::string text, text_of_content(*content, field + ".content"));
+    ASSIGN_OR_RETURN(std::string text, content_text(*content, field + ".content"));
     message["content"] = std::move(text);
   } else if (role != "assistant") {
     message["content"] = "";
@@ -135,6 +124,29 @@ Result<Json> normalize_message(const Json& original, const std::string& field) {
     RETURN_IF_ERROR(normalize_tool_calls(message, field));
   }
   return message;
+}
+
+/// The id of the call that a tool message answers; empty without one.
+std::string_view answered_call(const Json& message) {
+  const Json* id = find_member(message, "tool_call_id");
+  return id != nullptr && id->is_string() ? std::string_view(id->get_ref<const std::string&>()) : std::string_view();
+}
+
+/// Brings the tool messages behind messages[assistant] into the order of its calls. Those that answer none of them stay behind.
+void sort_tool_results(Json& messages, size_t assistant) {
+  const Json* calls = find_member(messages[assistant], "tool_calls");
+  if (calls == nullptr) return;
+  const auto position = [&](const Json& message) {
+    const std::string_view answered = answered_call(message);
+    for (size_t i = 0; i < calls->size() && !answered.empty(); ++i) {
+      const Json* id = find_member((*calls)[i], "id");
+      if (id != nullptr && id->is_string() && id->get_ref<const std::string&>() == answered) return i;
+    }
+    return calls->size();
+  };
+  const auto begin = messages.begin() + static_cast<std::ptrdiff_t>(assistant) + 1;
+  const auto end = std::find_if(begin, messages.end(), [](const Json& message) { return message["role"] != "tool"; });
+  std::stable_sort(begin, end, [&](const Json& a, const Json& b) { return position(a) < position(b); });
 }
 
 std::string escape_between_tags(std::string_view text, const EscapeText& escape) {
@@ -156,6 +168,17 @@ std::string escape_between_tags(std::string_view text, const EscapeText& escape)
 
 }  // namespace
 
+Result<std::string> content_text(const Json& content, const std::string& field) {
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) return field_error(field, "expected a string, a list of parts or null, found {}", content.type_name());
+  std::string text;
+  for (size_t i = 0; i < content.size(); ++i) {
+    ASSIGN_OR_RETURN(const std::string part, text_of_part(content[i], fmt::format("{}[{}]", field, i)));
+    text += part;
+  }
+  return text;
+}
+
 Result<Json> normalize_messages(const Json& messages) {
   if (!messages.is_array()) return field_error("messages", "expected a list, found {}", messages.type_name());
   if (messages.empty()) return field_error("messages", "must not be empty");
@@ -172,6 +195,9 @@ Result<Json> normalize_messages(const Json& messages) {
       if (!text.empty() && !more.empty()) text += "\n\n";
       text += more;
     }
+  }
+  for (size_t i = 0; i < others.size(); ++i) {
+    if (others[i]["role"] == "assistant") sort_tool_results(others, i);
   }
   if (!system.is_null()) others.insert(others.begin(), std::move(system));
   return others;

@@ -9,6 +9,10 @@
 
 namespace quern::text {
 
+/// The text of a message's content: a string, or a list of text parts (of any of OpenAI's names), concatenated.
+/// Errors: kInvalidArgument, kUnsupported for a part that is no text; they name `field` and the part.
+Result<std::string> content_text(const Json& content, const std::string& field);
+
 /// Makes text of a request harmless: no added-token literal in what it returns is recognised as a token.
 using EscapeText = std::function<std::string(std::string_view)>;
 
@@ -17,6 +21,7 @@ using EscapeText = std::function<std::string(std::string_view)>;
 ///   system     all of them merged, with an empty line between, into one in front
 ///   content    a string; lists of text parts are concatenated. Absent in an assistant message without content
 ///   tool_calls arguments are objects, also where the request has JSON in a string; absent instead of empty
+///   tool       results that follow an assistant message stand in the order of its calls, since templates do not show the ids
 ///   reasoning  as `reasoning_content`, whether the request calls it that or `reasoning`; absent instead of null
 /// Members that we do not know are kept, unless null. Errors: kInvalidArgument, kUnsupported for what is not text; the field names the
 /// member.

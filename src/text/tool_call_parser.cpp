@@ -54,7 +54,7 @@ ToolCallParser::Delta ToolCallParser::push(std::string_view text) {
 ToolCallParser::Delta ToolCallParser::finish() {
   Delta delta;
   run(delta, true);
-  if (state_ == State::kBlock) delta.content += opening_;
+  if (state_ == State::kBlock) add_content(opening_, delta);
   if (state_ == State::kValue) end_value(delta, false);
   if (state_ == State::kValue || state_ == State::kFunction) end_call(delta);
   return delta;
@@ -88,7 +88,7 @@ bool ToolCallParser::step_text(Delta& delta, bool at_end) {
                                        : certain_text(held_, kOpenBlock);
   const size_t text = block == 0 ? 0 : certain;
   if (text > 0) after_call_ = false;
-  delta.content.append(held_, 0, text);
+  add_content(std::string_view(held_).substr(0, text), delta);
   if (block == npos) {
     held_.erase(0, text);
     return false;
@@ -111,7 +111,7 @@ bool ToolCallParser::step_block(Delta& delta, bool at_end) {
   }
   const bool may_become_one = name.kind == Name::Kind::kPartial || kFunction.starts_with(rest);
   if (may_become_one && !at_end) return false;
-  delta.content += opening_;
+  add_content(opening_, delta);
   after_call_ = after_call_ && opening_.empty();
   state_ = State::kText;
   return true;
@@ -204,6 +204,13 @@ ToolCallParser::ValueEnd ToolCallParser::find_value_end() const {
     if (name.kind == Name::Kind::kWhole && tools_->has_parameter(function_, name.name)) return {at, true, next};
   }
   return {text.size(), false, 0};
+}
+
+void ToolCallParser::add_content(std::string_view text, Delta& delta) const {
+  if (text.empty()) return;
+  delta.content += text;
+  if (delta.runs.empty() || delta.runs.back().calls_before != num_begun_) delta.runs.push_back({num_begun_, 0});
+  delta.runs.back().num_bytes += text.size();
 }
 
 void ToolCallParser::begin_call(std::string name, Delta& delta) {

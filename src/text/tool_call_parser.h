@@ -24,8 +24,13 @@ class ToolCallParser {
     std::string name;       // not empty in the first piece of a call
     std::string arguments;  // what follows of the JSON
   };
+  /// Where content stands: behind so many calls.
+  struct ContentRun {
+    size_t calls_before = 0, num_bytes = 0;
+  };
   struct Delta {
     std::string content;
+    std::vector<ContentRun> runs;  // of `content`, one after the other
     std::vector<Piece> pieces;
   };
 
@@ -48,6 +53,7 @@ class ToolCallParser {
   bool step_function(Delta& delta, bool at_end);
   bool step_after_function(Delta& delta, bool at_end);
   bool step_value(Delta& delta, bool at_end);
+  void add_content(std::string_view text, Delta& delta) const;
   void begin_call(std::string name, Delta& delta);
   void end_call(Delta& delta);
   void begin_value(std::string name, Delta& delta);

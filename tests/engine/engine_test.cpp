@@ -88,6 +88,7 @@ TEST_P(EngineWith, TellsHowLongARequestWaitedAndHowManyRowsItsStepsHad) {
   EXPECT_GE(stats.steps_by_rows[5], 1u) << "the prompts: 65 to 128 rows";
 }
 
+// SAMP-64: neighbours with other seeds, or none, change nothing.
 TEST_P(EngineWith, GivesEachRequestTheSameTextAloneAndInAnyCompanyAndOrder) {
   struct Case {
     std::vector<int32_t> prompt;
@@ -156,6 +157,7 @@ TEST_P(EngineWith, GoesOnWhenTheLargestRequestFillsAllBlocks) {
   engine.expect_all_free();
 }
 
+// USAGE-70
 TEST_P(EngineWith, EndsWithTheStopIdAndReportsNothingBehindIt) {
   RunningEngine engine(setup());
   const std::vector<int32_t> prompt = make_prompt(50, 8);
@@ -218,6 +220,7 @@ TEST_P(EngineWith, CancelsARequestDuringItsPromptWithoutHarmToOthers) {
   EXPECT_LT(engine->stats().computed_rows, 900u + 380u) << "the rest of the prompt was not computed";
 }
 
+// CANCEL-74
 TEST_P(EngineWith, CancelsARequestThatDecodes) {
   RunningEngine engine(setup());
   engine.control().hold();
@@ -243,6 +246,7 @@ TEST_P(EngineWith, CancelsWhenTheStreamIsDestroyed) {
   EXPECT_EQ(engine->stats().requests_cancelled, 10u);
 }
 
+// CANCEL-77
 TEST_P(EngineWith, IgnoresNewsOfRequestsThatAreGone) {
   RunningEngine engine(setup());
   const auto stream = engine.submit(make_request(make_prompt(10, 1), 2));
@@ -252,6 +256,7 @@ TEST_P(EngineWith, IgnoresNewsOfRequestsThatAreGone) {
   EXPECT_EQ(read_all(*engine.submit(make_request(make_prompt(10, 2), 3))).tokens.size(), 3u);
 }
 
+// USAGE-70
 TEST_P(EngineWith, EndsWhereAStopStringMatchedAndCountsUsageToThere) {
   RunningEngine engine(setup());
   engine.control().hold();

@@ -121,6 +121,7 @@ TEST(PrefixCache, KeepsStatesInTheMiddleOfLongPrompts) {
   EXPECT_EQ(chat.ask(common + make_prompt(200, 3), 3).cached, 384);
 }
 
+// CANCEL-76
 TEST(PrefixCache, AnInterruptedOutputKeepsItsPrefix) {
   for (int32_t num_tokens = 20; num_tokens < 100; ++num_tokens) {
     SCOPED_TRACE(num_tokens);

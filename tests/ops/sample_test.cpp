@@ -201,6 +201,7 @@ TEST(Sample, EqualsGumbelMaxComputedPlainly) {
   }
 }
 
+// SAMP-64
 TEST(Sample, RepeatsItselfForASeedAndIndexAndDiffersForOthers) {
   const std::vector<float> flat(1000, 0.0f);
   const auto text = [&](uint64_t seed, int threads) {
@@ -304,6 +305,44 @@ TEST(Sample, MinPDropsWhatIsFarBelowTheBest) {
     params.min_p = p;
     sampler.set(params);
     EXPECT_EQ(drawn(histogram(sampler, logits, 500)), expected) << p;
+  }
+}
+
+// SAMP-65
+TEST(Sample, MinPHoldsForEverySeed) {
+  const std::vector<float> logits = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    Sampler sampler(4), again(4);
+    SamplingParams params;
+    params.min_p = 0.6f;
+    params.seed = seed;
+    sampler.set(params);
+    again.set(params);
+    const std::vector<int> counts = histogram(sampler, logits, 50);
+    EXPECT_EQ(counts[0] + counts[2], 0) << seed;
+    EXPECT_EQ(counts, histogram(again, logits, 50)) << seed;
+  }
+}
+
+// SAMP-62
+TEST(Sample, ATinyTemperatureIsGreedyAndFinite) {
+  for (const float temperature : {1e-30f, 1e-6f, 1e-4f, 1e-3f, 1e-2f}) {
+    for (const float best : {1.0f, 30.0f, 1e4f}) {
+      Sampler sampler(50);
+      SamplingParams params;
+      params.temperature = temperature;
+      params.num_logprobs = 3;
+      sampler.set(params);
+      std::vector<float> logits(50);
+      for (size_t i = 0; i < logits.size(); ++i) logits[i] = best - 0.5f * static_cast<float>(1 + (i * 7) % 50);
+      logits[33] = best;
+      for (int i = 0; i < 50; ++i) {
+        const auto answer = sampler.sample(logits);
+        EXPECT_FALSE(answer.non_finite);
+        EXPECT_EQ(answer.tokens, (std::vector<int32_t>{33})) << temperature << " " << best;
+        for (int k = 0; k < 4; ++k) EXPECT_TRUE(std::isfinite(answer.logprobs[static_cast<size_t>(k)]));
+      }
+    }
   }
 }
 
@@ -413,6 +452,7 @@ TEST(Sample, ReportsLogprobsOfTheRawDistribution) {
   for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(answer.logprobs[i], expected[i] - std::log(total), 1e-6);
 }
 
+// LOGP-68
 TEST(Sample, KeepsLogprobsFinite) {
   Sampler sampler(10);
   SamplingParams params = greedy();
@@ -476,6 +516,7 @@ TEST(Sample, AcceptsNothingAfterAStop) {
   EXPECT_EQ(sampler.count(7), 0);
 }
 
+// SAMP-64
 TEST(Sample, WritesTheSameTextWithDraftsAsWithout) {
   // Penalties, min_tokens and seeds all depend on what was accepted before: right drafts, wrong drafts and none must agree.
   Random random(77);

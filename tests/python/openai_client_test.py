@@ -1,34 +1,21 @@
 #!/usr/bin/env python3
-"""The unchanged `openai` client against a running quern.
+"""The unchanged `openai` client, its chats and completions, against a running quern. What the model answers matters only where the server is scripted."""
 
-  openai_client_test.py --base-url http://127.0.0.1:8000/v1 [--api-key KEY]
-  openai_client_test.py --server PROGRAM     starts PROGRAM, which prints its port in its first line, and ends it afterwards
-
-Exit status 77 (CTest: skipped) when the openai package is not installed. What the model answers does not matter here.
-"""
-
-import argparse
 import json
-import subprocess
-import sys
 import unittest
 import urllib.request
 
-try:
-    import openai
-except ImportError:
-    print("SKIPPED: the openai package is not installed (pip install openai)", file=sys.stderr)
-    sys.exit(77)
+import conformance
 
-BASE_URL = ""
-API_KEY = "none"
-SCRIPTED = False  # the server is ours and says what its script says
+conformance.require("openai")
+import openai  # noqa: E402
+
 MESSAGES = [{"role": "system", "content": "You are brief."}, {"role": "user", "content": "Say hello to the wörld."}]
 
 
 class OpenAiClient(unittest.TestCase):
     def setUp(self):
-        self.client = openai.OpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0, timeout=600)
+        self.client = openai.OpenAI(base_url=conformance.ROOT + "/v1", api_key=conformance.API_KEY, max_retries=0, timeout=600)
         self.model = self.client.models.list().data[0].id
 
     def chat(self, **kwargs):
@@ -117,7 +104,7 @@ class OpenAiClient(unittest.TestCase):
         for call in whole_calls:
             self.assertIsInstance(json.loads(call.function.arguments), dict)
             self.assertTrue(call.id)
-        if not SCRIPTED:
+        if not conformance.SCRIPTED:
             return
         self.assertEqual(finish, "tool_calls")
         self.assertEqual([json.loads(c.function.arguments) for c in whole_calls], [{"city": "São \"Paulo\"", "days": 3}, {}])
@@ -150,13 +137,32 @@ class OpenAiClient(unittest.TestCase):
         self.assertEqual(text, whole.choices[0].text)
 
     def test_token_ids_as_prompt(self):
-        root = BASE_URL.rsplit("/v1", 1)[0]
-        request = urllib.request.Request(root + "/tokenize", json.dumps({"prompt": "Hello there"}).encode(),
-                                         {"Content-Type": "application/json", "Authorization": "Bearer " + API_KEY})
+        request = urllib.request.Request(conformance.ROOT + "/tokenize", json.dumps({"prompt": "Hello there"}).encode(),
+                                         {"Content-Type": "application/json", "Authorization": "Bearer " + conformance.API_KEY})
         with urllib.request.urlopen(request) as response:
             ids = json.load(response)["tokens"]
         answer = self.client.completions.create(model=self.model, prompt=ids, max_tokens=2)
         self.assertEqual(answer.usage.prompt_tokens, len(ids))
+
+    def test_fields_of_vllm(self):
+        answer = self.chat(max_tokens=4, logit_bias={"5": -100}, extra_body={
+            "prompt_logprobs": 2, "return_token_ids": True, "min_tokens": 2, "priority": 1, "cache_salt": "s", "include_stop_str_in_output": True,
+            "truncate_prompt_tokens": 20, "skip_special_tokens": False, "top_k": 5, "min_p": 0.01, "repetition_penalty": 1.05})
+        self.assertEqual(answer.usage.prompt_tokens, min(20, answer.usage.prompt_tokens))
+        self.assertEqual(len(answer.prompt_logprobs), answer.usage.prompt_tokens)
+        self.assertIsNone(answer.prompt_logprobs[0])
+        self.assertEqual(len(answer.prompt_token_ids), answer.usage.prompt_tokens)
+        for i, told in enumerate(answer.prompt_logprobs[1:], 1):
+            own = told[str(answer.prompt_token_ids[i])]
+            self.assertLessEqual(own["logprob"], 0)
+            self.assertGreaterEqual(own["rank"], 1)
+        self.assertEqual(len(answer.choices[0].token_ids), answer.usage.completion_tokens)
+
+    def test_request_ids(self):
+        raw = self.client.chat.completions.with_raw_response.create(model=self.model, messages=MESSAGES, max_tokens=2, extra_headers={"X-Request-Id": "mine-1"})
+        self.assertEqual(raw.headers["x-request-id"], "mine-1")
+        self.assertEqual(raw.parse().id, "chatcmpl-mine-1")
+        self.assertTrue(self.chat(max_tokens=1)._request_id)
 
     def test_errors_arrive_as_the_clients_exceptions(self):
         with self.assertRaises(openai.BadRequestError) as caught:
@@ -168,35 +174,10 @@ class OpenAiClient(unittest.TestCase):
         with self.assertRaises(openai.BadRequestError) as caught:
             self.chat(max_tokens=100_000_000)
         self.assertEqual(caught.exception.code, "context_length_exceeded")
-        if API_KEY != "none":
+        if conformance.API_KEY != "none":
             with self.assertRaises(openai.AuthenticationError):
-                openai.OpenAI(base_url=BASE_URL, api_key=API_KEY + "x", max_retries=0).models.list()
-
-
-def main():
-    global BASE_URL, API_KEY, SCRIPTED
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--base-url")
-    target.add_argument("--server")
-    parser.add_argument("--api-key", default="none")
-    options = parser.parse_args()
-    API_KEY = options.api_key
-    SCRIPTED = options.server is not None
-    server = None
-    if options.server:
-        server = subprocess.Popen([options.server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        BASE_URL = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
-    else:
-        BASE_URL = options.base_url.rstrip("/")
-    try:
-        result = unittest.main(argv=[sys.argv[0]], exit=False, verbosity=2).result
-    finally:
-        if server is not None:
-            server.stdin.close()  # the program ends with its input
-            server.wait(30)
-    sys.exit(0 if result.wasSuccessful() and result.testsRun > 0 else 1)
+                openai.OpenAI(base_url=conformance.ROOT + "/v1", api_key=conformance.API_KEY + "x", max_retries=0).models.list()
 
 
 if __name__ == "__main__":
-    main()
+    conformance.main(__doc__)

@@ -25,6 +25,20 @@ inline const text::ChatTemplate& qwen_template() {
 }
 inline int32_t end_of_turn() { return *standin_tokenizer().token_to_id("<|im_end|>"); }
 
+/// What is new in every answer: taken out, to compare answers.
+inline Json without_ids(const Json& json) {
+  if (!json.is_structured()) return json;
+  Json result = json.is_array() ? Json::array() : Json::object();
+  for (const auto& [key, value] : json.items()) {
+    if (json.is_array()) {
+      result.push_back(without_ids(value));
+    } else if (key != "id" && key != "call_id" && key != "item_id" && key != "created" && key != "created_at" && key != "completed_at") {
+      result[key] = without_ids(value);
+    }
+  }
+  return result;
+}
+
 /// A script that says `text` (control tokens are those) and ends the turn.
 inline Script say(std::string_view text) {
   Script script{standin_tokenizer().encode(text), {}, {}, 0};
@@ -72,6 +86,23 @@ class ApiTest : public ::testing::Test {
     Json body = Json::parse(R"({"messages": [{"role": "user", "content": "hi"}]})");
     body.update(Json::parse(members));
     return body;
+  }
+  ClientResponse ask(std::string_view method, std::string_view target, std::string_view headers = "") {
+    return value(HttpClient::fetch(port(), method, target, "", headers));
+  }
+  /// Lets the engine say `text` in two events for every place between them, then token by token, and calls check() for each.
+  template <class Check>
+  void for_every_cut(std::string_view text, const Check& check) {
+    const size_t length = say(text).tokens.size();
+    for (size_t cut = 1; cut <= length; ++cut) {
+      engine_.set_writer([cut, said = std::string(text)](const auto&) {
+        Script script = say(said);
+        if (cut < script.tokens.size()) script.events = {cut, script.tokens.size() - cut};
+        return script;
+      });
+      check();
+      if (::testing::Test::HasFatalFailure()) FAIL() << text << " cut at " << cut;
+    }
   }
   static ClientResponse value(std::optional<ClientResponse> response) {
     EXPECT_TRUE(response) << "no response";

@@ -15,18 +15,27 @@ class ChatApi : public ApiTest {};
 
 /// What a stream's chunks add up to, per choice, in the shape of the whole answer.
 Json joined(const std::vector<Json>& chunks) {
-  Json choices = Json::array(), usage;
+  Json choices = Json::array(), usage, prompt_logprobs;
   for (const Json& chunk : chunks) {
+    if (chunk.contains("prompt_logprobs")) prompt_logprobs = chunk["prompt_logprobs"];
     if (chunk.contains("usage") && !chunk["usage"].is_null()) usage = chunk["usage"];
     for (const Json& choice : chunk["choices"]) {
       const auto index = choice["index"].get<size_t>();
       while (choices.size() <= index) {
         choices.push_back(Json::parse(
-            R"({"content":"","reasoning_content":"","reasoning":"","logprobs":[],"token_ids":[],"finish_reason":null,"stop_reason":null})"));
+            R"({"content":"","reasoning_content":"","reasoning":"","tool_calls":[],"logprobs":[],"token_ids":[],"finish_reason":null,"stop_reason":null})"));
       }
       Json& out = choices[index];
       for (const char* name : {"content", "reasoning_content", "reasoning"}) {
         if (choice["delta"].contains(name)) out[name] = out[name].get<std::string>() + choice["delta"][name].get<std::string>();
+      }
+      for (const Json& piece : choice["delta"].value("tool_calls", Json::array())) {
+        if (piece.contains("id")) {
+          EXPECT_EQ(piece["index"], out["tool_calls"].size());
+          out["tool_calls"].push_back({{"name", piece["function"]["name"]}, {"arguments", ""}});
+        }
+        std::string& arguments = out["tool_calls"].back()["arguments"].get_ref<std::string&>();
+        arguments += piece["function"]["arguments"].get<std::string>();
       }
       if (!choice["logprobs"].is_null()) {
         for (const Json& entry : choice["logprobs"]["content"]) out["logprobs"].push_back(entry);
@@ -40,7 +49,7 @@ Json joined(const std::vector<Json>& chunks) {
       }
     }
   }
-  return {{"choices", choices}, {"usage", usage}};
+  return {{"choices", choices}, {"usage", usage}, {"prompt_logprobs", prompt_logprobs}};
 }
 /// The same of an answer that was not streamed.
 Json flattened(const Json& whole) {
@@ -50,13 +59,17 @@ Json flattened(const Json& whole) {
     for (const char* name : {"content", "reasoning_content", "reasoning"}) {
       out[name] = choice["message"][name].is_null() ? Json("") : choice["message"][name];
     }
+    out["tool_calls"] = Json::array();
+    for (const Json& call : choice["message"].value("tool_calls", Json::array())) {
+      out["tool_calls"].push_back({{"name", call["function"]["name"]}, {"arguments", call["function"]["arguments"]}});
+    }
     out["logprobs"] = choice["logprobs"].is_null() ? Json::array() : choice["logprobs"]["content"];
     out["token_ids"] = choice.contains("token_ids") ? choice["token_ids"] : Json::array();
     out["finish_reason"] = choice["finish_reason"];
     out["stop_reason"] = choice["stop_reason"];
     choices.push_back(out);
   }
-  return {{"choices", choices}, {"usage", whole["usage"]}};
+  return {{"choices", choices}, {"usage", whole["usage"]}, {"prompt_logprobs", whole.contains("prompt_logprobs") ? whole["prompt_logprobs"] : Json()}};
 }
 
 TEST_F(ChatApi, AnswersWithReasoningAndContentApart) {
@@ -160,35 +173,141 @@ TEST_F(ChatApi, StreamsInOpenAisOrder) {
 
 TEST_F(ChatApi, StreamingEqualsTheWholeAnswerForEveryCut) {
   start();
-  const std::string members[] = {
-      R"({})",
-      R"({"logprobs": true, "top_logprobs": 2, "return_token_ids": true})",
-      R"({"stop": ["two th", "🙂 wor"]})",
-      R"({"stop": ["world"], "include_stop_str_in_output": true, "logprobs": true})",
-      R"({"stop": "think: 你"})",
-      R"({"max_tokens": 6, "n": 2})",
-      R"({"stop_token_ids": [)" + std::to_string(standin_tokenizer().encode(" world")[0]) + "]}",
+  const std::string tools = R"("tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}}}}},
+    {"type": "function", "function": {"name": "g"}}])";
+  constexpr std::string_view kCalls =
+      "Hm 🙂.\n</think>\n\nI look.\n\n<tool_call>\n<function=f>\n<parameter=s>\na \"b\" 你好\n</parameter>\n<parameter=n>\n7\n</parameter>\n</function>\n"
+      "</tool_call>\nand then\n<tool_call>\n<function=g>\n</function>\n</tool_call>\ndone";
+  const std::pair<std::string, std::string_view> cases[] = {
+      {R"({})", kAnswer},
+      {R"({"logprobs": true, "top_logprobs": 2, "return_token_ids": true})", kAnswer},
+      {R"({"prompt_logprobs": 2, "n": 2})", kAnswer},
+      {R"({"stop": ["two th", "🙂 wor"]})", kAnswer},
+      {R"({"stop": ["world"], "include_stop_str_in_output": true, "logprobs": true})", kAnswer},
+      {R"({"stop": "think: 你"})", kAnswer},
+      {R"({"max_tokens": 6, "n": 2})", kAnswer},
+      {R"({"stop_token_ids": [)" + std::to_string(standin_tokenizer().encode(" world")[0]) + "]}", kAnswer},
+      {"{" + tools + "}", kCalls},
+      {"{" + tools + R"(, "parallel_tool_calls": false, "logprobs": true})", kCalls},
+      {"{" + tools + R"(, "max_tokens": 30})", kCalls},
+      {"{" + tools + R"(, "tool_choice": {"type": "function", "function": {"name": "g"}}})", "</function>\n</tool_call>"},
   };
-  const size_t length = say(kAnswer).tokens.size();
-  for (const std::string& text : members) {
-    engine_.set_writer([](const auto&) { return say(kAnswer); });
-    const Json whole = flattened(chat(text).json());
-    ASSERT_FALSE(whole["choices"].empty()) << text;
-    for (size_t cut = 1; cut < length; ++cut) {
-      engine_.set_writer([cut](const auto&) {
-        Script script = say(kAnswer);
-        script.events = {cut, script.tokens.size() - cut};
-        return script;
-      });
-      Json body = chat_body(text);
+  for (const auto& [members, text] : cases) {
+    engine_.set_writer([said = std::string(text)](const auto&) { return say(said); });
+    Json body = chat_body(members);
+    const Json whole = flattened(post("/v1/chat/completions", body).json());
+    ASSERT_FALSE(whole["choices"].empty()) << members;
+    for_every_cut(text, [&] {
       body["stream"] = true;
       body["stream_options"] = {{"include_usage", true}};
-      ASSERT_EQ(joined(post("/v1/chat/completions", body).chunks()), whole) << text << " cut at " << cut;
+      ASSERT_EQ(joined(post("/v1/chat/completions", body).chunks()), whole) << members;
       body.erase("stream");
       body.erase("stream_options");
-      ASSERT_EQ(flattened(post("/v1/chat/completions", body).json()), whole) << text << " cut at " << cut;
-    }
+      ASSERT_EQ(flattened(post("/v1/chat/completions", body).json()), whole) << members;
+    });
   }
+}
+
+TEST_F(ChatApi, GivesThePromptsLogprobs) {
+  start();
+  const Json body = chat(R"({"prompt_logprobs": 2, "n": 2})").json();
+  const std::vector<int32_t> prompt = engine_.submitted()[0].prompt;
+  const Json& logprobs = body["prompt_logprobs"];
+  ASSERT_EQ(logprobs.size(), prompt.size());
+  EXPECT_TRUE(logprobs[0].is_null());
+  for (size_t i = 1; i < prompt.size(); ++i) {
+    const Json& own = logprobs[i][std::to_string(prompt[i])];
+    EXPECT_EQ(own["logprob"], -0.5);
+    EXPECT_EQ(own["rank"], 1);
+    EXPECT_EQ(own["decoded_token"], standin_tokenizer().decode(std::vector{prompt[i]}, false));
+    const Json& second = logprobs[i][std::to_string(prompt[i] + 1)];
+    EXPECT_EQ(second["logprob"], -1.5);
+    EXPECT_EQ(second["rank"], 2);
+    EXPECT_EQ(logprobs[i].size(), 2u);
+  }
+  EXPECT_FALSE(chat().json().contains("prompt_logprobs"));
+}
+
+TEST_F(ChatApi, CutsThePromptsBeginning) {
+  start();
+  const std::string words = "one two three four five six seven eight";
+  Json body = chat_body("{}");
+  body["messages"][0]["content"] = words;
+  ASSERT_EQ(post("/v1/chat/completions", body).status, 200);
+  const std::vector<int32_t> whole = engine_.submitted()[0].prompt;
+  body["truncate_prompt_tokens"] = 10;
+  ASSERT_EQ(post("/v1/chat/completions", body).status, 200);
+  const auto requests = engine_.submitted();
+  EXPECT_EQ(requests[1].prompt, std::vector<int32_t>(whole.end() - 10, whole.end()));
+  for (const int32_t hint : requests[1].cut_hints) {
+    EXPECT_GT(hint, 0);
+    EXPECT_LT(hint, 10);
+  }
+  std::string many;
+  for (int i = 0; i < 5000; ++i) many += " word";
+  body["messages"][0]["content"] = many;
+  body["truncate_prompt_tokens"] = -1;
+  body["max_tokens"] = 96;
+  ASSERT_EQ(post("/v1/chat/completions", body).status, 200);
+  EXPECT_EQ(engine_.submitted().back().prompt.size(), 4000u);
+}
+
+TEST_F(ChatApi, ChoicesHaveSeedsOfTheirOwnAndOnePromptsUsage) {
+  start();
+  const Json one = chat(R"({"seed": 7})").json(), three = chat(R"({"seed": 7, "n": 3})").json();
+  const auto requests = engine_.submitted();
+  ASSERT_EQ(requests.size(), 4u);
+  EXPECT_EQ(requests[0].sampling.seed, 7u);
+  EXPECT_EQ(requests[1].sampling.seed, 7u) << "the first choice is that of n = 1";
+  EXPECT_NE(requests[2].sampling.seed, requests[3].sampling.seed);
+  EXPECT_NE(requests[2].sampling.seed, 7u);
+  EXPECT_EQ(three["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]);
+  EXPECT_EQ(three["usage"]["completion_tokens"], 3 * one["usage"]["completion_tokens"].get<int>());
+}
+
+TEST_F(ChatApi, ShowsThePromptThatItWouldMake) {
+  start();
+  for (const char* members : {"{}", R"({"enable_thinking": false, "tools": [{"type": "function", "function": {"name": "f"}}]})",
+                              R"({"truncate_prompt_tokens": 5, "n": 2, "stream": true})"}) {
+    const ClientResponse rendered = post("/v1/chat/completions/render", chat_body(members));
+    ASSERT_EQ(rendered.status, 200) << rendered.body;
+    ASSERT_EQ(chat(members).status, 200);
+    const std::vector<int32_t> prompt = engine_.submitted().back().prompt;
+    EXPECT_EQ(rendered.json()["prompt_token_ids"], Json(prompt));
+    EXPECT_EQ(rendered.json()["prompt"], standin_tokenizer().decode(prompt, false));
+    EXPECT_EQ(rendered.json()["count"], prompt.size());
+    EXPECT_EQ(rendered.json()["max_model_len"], 4096);
+  }
+  EXPECT_EQ(post("/v1/chat/completions/render", Json::object()).json()["error"]["param"], "messages");
+  EXPECT_EQ(post("/v1/chat/completions/render", chat_body(R"({"model": "gpt"})")).status, 404);
+}
+
+TEST_F(ChatApi, RequestsHaveNames) {
+  start();
+  const auto ask_named = [&](std::string_view path, const Json& body, std::string_view headers) {
+    return value(HttpClient::fetch(port(), "POST", path, dump_json(body), headers));
+  };
+  for (const char* members : {"{}", R"({"stream": true})"}) {
+    const ClientResponse given = ask_named("/v1/chat/completions", chat_body(members), "X-Request-Id: my-request.1\r\n");
+    EXPECT_EQ(given.header("X-Request-Id"), "my-request.1");
+    EXPECT_THAT(given.body, HasSubstr(R"("id":"chatcmpl-my-request.1")"));
+    EXPECT_EQ(engine_.submitted().back().id, "chatcmpl-my-request.1");
+  }
+  const ClientResponse in_body = ask_named("/v1/completions", Json::parse(R"({"prompt": "x", "request_id": "r2"})"), "");
+  EXPECT_EQ(in_body.header("X-Request-Id"), "r2");
+  EXPECT_EQ(in_body.json()["id"], "cmpl-r2");
+  const ClientResponse both = ask_named("/v1/completions", Json::parse(R"({"prompt": "x", "request_id": "r2"})"), "X-Request-Id: r1\r\n");
+  EXPECT_EQ(both.json()["id"], "cmpl-r1") << "the header wins";
+  // What cannot be repeated safely is replaced; errors have names as well.
+  std::set<std::string> ids;
+  for (const std::string& header : std::initializer_list<std::string>{
+           "", "X-Request-Id: a b\r\n", "X-Request-Id: na\xc3\xafve\r\n", "X-Request-Id: " + std::string(129, 'x') + "\r\n"}) {
+    const std::string id = ask_named("/v1/chat/completions", Json::object(), header).header("X-Request-Id");
+    EXPECT_EQ(id.size(), 32u) << header;
+    ids.insert(id);
+  }
+  EXPECT_EQ(ids.size(), 4u);
+  EXPECT_EQ(get("/nothing", "X-Request-Id: q\r\n").header("X-Request-Id"), "q");
 }
 
 TEST_F(ChatApi, CountsUsageUpToTheTokenThatCompletedAStopString) {

@@ -48,37 +48,77 @@ TEST_F(CompletionApi, GivesEveryPromptItsChoicesInOrder) {
   EXPECT_EQ(ids["choices"][1]["token_ids"].back(), end_of_turn());
 }
 
-TEST_F(CompletionApi, StreamingEqualsTheWholeAnswer) {
+// STOP-55, USAGE-71
+TEST_F(CompletionApi, StreamingEqualsTheWholeAnswerForEveryCut) {
   start();
   for (const char* members :
        {R"({"prompt": ["x", "y"]})", R"({"prompt": "x", "echo": true, "logprobs": 1})", R"({"prompt": "two words", "echo": true})",
-        R"({"prompt": "x", "stop": "so on"})", R"({"prompt": "two words", "echo": true, "max_tokens": 0, "logprobs": 0})"}) {
+        R"({"prompt": "x", "stop": "so on"})", R"({"prompt": "two words", "echo": true, "max_tokens": 0, "logprobs": 0})",
+        R"({"prompt": ["two words", "y"], "n": 2, "prompt_logprobs": 1, "return_token_ids": true})",
+        R"({"prompt": "two words", "max_tokens": 0, "prompt_logprobs": 0, "return_token_ids": true})",
+        R"({"prompt": "one two three", "echo": true, "truncate_prompt_tokens": 2, "logprobs": 0})"}) {
     Json body = Json::parse(members);
     const Json whole = post("/v1/completions", body).json();
-    body["stream"] = true;
-    body["stream_options"] = {{"include_usage", true}};
-    const ClientResponse response = post("/v1/completions", body);
-    EXPECT_EQ(response.events().back(), "[DONE]");
-    std::vector<std::string> texts(whole["choices"].size());
-    std::vector<Json> logprobs(texts.size()), finishes(texts.size());
-    for (const Json& chunk : response.chunks()) {
-      for (const Json& choice : chunk["choices"]) {
-        const auto index = choice["index"].get<size_t>();
-        texts[index] += choice["text"].get<std::string>();
-        if (!choice["finish_reason"].is_null()) finishes[index] = choice["finish_reason"];
-        if (choice["logprobs"].is_null()) continue;
-        for (const auto& [name, list] : choice["logprobs"].items()) {
-          for (const Json& value : list) logprobs[index][name].push_back(value);
+    for_every_cut(" and so on: 🙂", [&] {
+      body["stream"] = true;
+      body["stream_options"] = {{"include_usage", true}};
+      const ClientResponse response = post("/v1/completions", body);
+      ASSERT_EQ(response.events().back(), "[DONE]");
+      std::vector<std::string> texts(whole["choices"].size());
+      std::vector<Json> logprobs(texts.size()), finishes(texts.size()), prompt_logprobs(texts.size()), ids(texts.size()), prompt_ids(texts.size());
+      for (const Json& chunk : response.chunks()) {
+        for (const Json& choice : chunk["choices"]) {
+          const auto index = choice["index"].get<size_t>();
+          texts[index] += choice["text"].get<std::string>();
+          if (!choice["finish_reason"].is_null()) finishes[index] = choice["finish_reason"];
+          if (choice.contains("prompt_logprobs")) prompt_logprobs[index] = choice["prompt_logprobs"];
+          if (choice.contains("prompt_token_ids")) prompt_ids[index] = choice["prompt_token_ids"];
+          if (choice.contains("token_ids") && ids[index].is_null()) ids[index] = Json::array();
+          for (const Json& id : choice.value("token_ids", Json::array())) ids[index].push_back(id);
+          if (choice["logprobs"].is_null()) continue;
+          for (const auto& [name, list] : choice["logprobs"].items()) {
+            for (const Json& value : list) logprobs[index][name].push_back(value);
+          }
         }
       }
-    }
-    for (size_t i = 0; i < texts.size(); ++i) {
-      EXPECT_EQ(texts[i], whole["choices"][i]["text"]) << members;
-      EXPECT_EQ(finishes[i], whole["choices"][i]["finish_reason"]) << members;
-      EXPECT_EQ(logprobs[i], whole["choices"][i]["logprobs"]) << members;
-    }
-    EXPECT_EQ(response.chunks().back()["usage"], whole["usage"]) << members;
+      for (size_t i = 0; i < texts.size(); ++i) {
+        const Json& choice = whole["choices"][i];
+        ASSERT_EQ(texts[i], choice["text"]) << members;
+        ASSERT_EQ(finishes[i], choice["finish_reason"]) << members;
+        ASSERT_EQ(logprobs[i], choice["logprobs"]) << members;
+        ASSERT_EQ(prompt_logprobs[i], choice.contains("prompt_logprobs") ? choice["prompt_logprobs"] : Json()) << members;
+        ASSERT_EQ(ids[i], choice.contains("token_ids") ? choice["token_ids"] : Json()) << members;
+        ASSERT_EQ(prompt_ids[i], choice.contains("prompt_token_ids") ? choice["prompt_token_ids"] : Json()) << members;
+      }
+      ASSERT_EQ(response.chunks().back()["usage"], whole["usage"]) << members;
+    });
   }
+}
+
+TEST_F(CompletionApi, GivesThePromptsLogprobsOfEveryPrompt) {
+  start();
+  const Json body = complete(R"({"prompt": [[64, 65, 66], [67]], "prompt_logprobs": 1, "max_tokens": 1})").json();
+  EXPECT_EQ(body["choices"][0]["prompt_logprobs"].size(), 3u);
+  EXPECT_EQ(body["choices"][0]["prompt_logprobs"][1]["65"]["rank"], 1);
+  EXPECT_EQ(body["choices"][1]["prompt_logprobs"], Json::parse("[null]"));
+}
+
+TEST_F(CompletionApi, CutsPromptsAndEchoesWhatIsLeft) {
+  start();
+  const Json body = complete(R"({"prompt": ["one two three", "four"], "truncate_prompt_tokens": 2, "echo": true})").json();
+  EXPECT_EQ(body["choices"][0]["text"], " two three and so on: 🙂");
+  EXPECT_EQ(body["choices"][1]["text"], "four and so on: 🙂");
+  EXPECT_EQ(engine_.submitted()[0].prompt.size(), 2u);
+}
+
+TEST_F(CompletionApi, ShowsThePromptsThatItWouldUse) {
+  start();
+  const Json body = post("/v1/completions/render", Json::parse(R"({"prompt": ["one two", "<|im_end|>"]})")).json();
+  ASSERT_EQ(body["prompts"].size(), 2u);
+  EXPECT_EQ(body["prompts"][0]["prompt"], "one two");
+  EXPECT_EQ(body["prompts"][0]["count"], 2);
+  EXPECT_EQ(body["prompts"][1]["prompt_token_ids"], Json::array({end_of_turn()}));
+  EXPECT_TRUE(engine_.submitted().empty());
 }
 
 TEST_F(CompletionApi, EchoHasThePromptsLogprobsInFront) {

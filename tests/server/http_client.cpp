@@ -30,15 +30,24 @@ std::string ClientResponse::header(std::string_view name) const {
   return {};
 }
 
+std::vector<std::string> ClientResponse::event_names() const {
+  std::vector<std::string> result;
+  for (size_t at = body.starts_with("event: ") ? 0 : body.find("\nevent: "); at != std::string::npos; at = body.find("\nevent: ", at + 1)) {
+    const size_t begin = body.find(' ', at) + 1;
+    result.push_back(body.substr(begin, body.find('\n', begin) - begin));
+  }
+  return result;
+}
+
 Json ClientResponse::json() const { return Json::parse(body, nullptr, false); }
 
 std::vector<std::string> ClientResponse::events() const {
   std::vector<std::string> result;
   std::string_view rest = body;
-  while (rest.starts_with("data: ")) {
-    const size_t end = rest.find("\n\n");
-    if (end == std::string_view::npos) break;
-    result.emplace_back(rest.substr(6, end - 6));
+  while (rest.starts_with("data: ") || rest.starts_with("event: ")) {
+    const size_t end = rest.find("\n\n"), data = rest.find("data: ");
+    if (end == std::string_view::npos || data > end) break;
+    result.emplace_back(rest.substr(data + 6, end - data - 6));
     rest.remove_prefix(end + 2);
   }
   if (!rest.empty()) result.push_back("not an event: " + std::string(rest));

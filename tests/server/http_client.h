@@ -24,6 +24,8 @@ struct ClientResponse {
   [[nodiscard]] Json json() const;
   /// The data of all server-sent events in the body.
   [[nodiscard]] std::vector<std::string> events() const;
+  /// The names of those that have one.
+  [[nodiscard]] std::vector<std::string> event_names() const;
   /// Those but [DONE], as JSON.
   [[nodiscard]] std::vector<Json> chunks() const;
 };

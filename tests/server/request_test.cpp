@@ -121,6 +121,12 @@ TEST(ChatRequest, NamesTheFieldThatIsWrong) {
       {R"({"max_completion_tokens": true})", "max_completion_tokens", "expected an integer, found a boolean"},
       {R"({"n": 0})", "n", "between 1 and 16"},
       {R"({"n": 17})", "n", "between 1 and 16"},
+      {R"({"prompt_logprobs": -1})", "prompt_logprobs", "between 0 and 20"},
+      {R"({"prompt_logprobs": 21})", "prompt_logprobs", "between 0 and 20"},
+      {R"({"truncate_prompt_tokens": 0})", "truncate_prompt_tokens", "at least 1"},
+      {R"({"truncate_prompt_tokens": -2})", "truncate_prompt_tokens", "between -1 and 4096"},
+      {R"({"request_id": "a b"})", "request_id", "without spaces"},
+      {R"({"request_id": "naïve"})", "request_id", "ASCII"},
       {R"({"stop": 5})", "stop", "expected a string or a list of strings"},
       {R"({"stop": ["a", 5]})", "stop", "found an integer in it"},
       {R"({"stop": ""})", "stop", "empty"},
@@ -171,7 +177,11 @@ TEST(ChatRequest, RefusesWhatItCannotKeepInsteadOfIgnoringIt) {
       {R"({"tools": [{"type": "web_search"}]})", "tools[0].type", "only \"function\""},
       {R"({"best_of": 2})", "best_of", "only 1"},
       {R"({"use_beam_search": true})", "use_beam_search", "not supported"},
-      {R"({"prompt_logprobs": 1})", "prompt_logprobs", "echo"},
+      {R"({"allowed_token_ids": [1]})", "allowed_token_ids", "logit_bias"},
+      {R"({"bad_words": ["x"]})", "bad_words", "not supported"},
+      {R"({"chat_template": "x"})", "chat_template", "not supported"},
+      {R"({"documents": []})", "documents", "not supported"},
+      {R"({"echo": true})", "echo", "/v1/completions"},
       {R"({"functions": []})", "functions", "use tools"},
       {R"({"modalities": ["text", "audio"]})", "modalities", "only text"},
   };
@@ -183,6 +193,11 @@ TEST(ChatRequest, RefusesWhatItCannotKeepInsteadOfIgnoringIt) {
     EXPECT_THAT(request.error().message, HasSubstr(refusal.words)) << refusal.body;
   }
   EXPECT_OK(chat(R"({"response_format": {"type": "text"}, "best_of": 1, "tool_choice": "auto", "modalities": ["text"]})"));
+}
+
+TEST(ChatRequest, AnEffortOfNoneSwitchesThinkingOff) {
+  EXPECT_EQ(chat(R"({"reasoning_effort": "none"})")->conversation.template_kwargs, json(R"({"reasoning_effort": "none", "enable_thinking": false})"));
+  EXPECT_EQ(chat(R"({"reasoning_effort": "none", "enable_thinking": true})")->conversation.template_kwargs["enable_thinking"], true);
 }
 
 TEST(ChatRequest, KwargsWinOverTheirShortForms) {

@@ -31,6 +31,29 @@ const std::vector<std::pair<std::string, Json>>& seeds() {
       {"/tokenize", Json::parse(R"({"prompt": "text", "add_special_tokens": true, "return_token_strs": true})")},
       {"/tokenize", Json::parse(R"({"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": true})")},
       {"/detokenize", Json::parse(R"({"tokens": [1, 2, 151645]})")},
+      {"/v1/chat/completions/render", Json::parse(R"({"messages": [{"role": "user", "content": "hi"}], "truncate_prompt_tokens": 4})")},
+      {"/v1/completions/render", Json::parse(R"({"prompt": ["a", "b"], "truncate_prompt_tokens": -1, "prompt_logprobs": 1})")},
+      {"/v1/responses", Json::parse(R"({"input": "hi", "instructions": "s", "max_output_tokens": 5, "metadata": {"k": "v"}, "store": true, "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "text"}}, "truncation": "auto", "include": ["reasoning.encrypted_content"]})")},
+      {"/v1/responses",
+       Json::parse(R"({"input": [{"role": "developer", "content": "s"}, {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi 🙂"}]},
+        {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "x"}], "content": [{"type": "reasoning_text", "text": "r"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "t", "annotations": []}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{\"a\": [1, 2]}"}, {"type": "function_call_output", "call_id": "1", "output": "result"}],
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "array"}}}}], "tool_choice": "auto", "stream": true, "max_output_tokens": 9,
+        "parallel_tool_calls": false, "temperature": 0.5})")},
+      {"/v1/responses", Json::parse(R"({"input": [{"role": "user", "content": "q"}], "tools": [{"type": "function", "name": "f"}], "max_output_tokens": 9,
+        "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}})")},
+      {"/v1/messages", Json::parse(R"({"model": "qwen", "max_tokens": 5, "messages": [{"role": "user", "content": "hi 🙂"}], "system": "s", "stop_sequences": ["x"],
+        "temperature": 0.5, "top_k": 5, "thinking": {"type": "enabled", "budget_tokens": 1024}})")},
+      {"/v1/messages",
+       Json::parse(R"({"max_tokens": 9, "stream": true, "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "r", "signature": "x"}, {"type": "text", "text": "t"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"a": [1]}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "result"}], "is_error": false}, {"type": "text", "text": "more"}]}],
+        "tools": [{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "array"}}}}], "tool_choice": {"type": "auto", "disable_parallel_tool_use": true}})")},
+      {"/v1/messages", Json::parse(R"({"max_tokens": 3, "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "begun"}]})")},
+      {"/v1/messages/count_tokens", Json::parse(R"({"messages": [{"role": "user", "content": "hi"}], "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"}})")},
   };
   return all;
 }
@@ -170,13 +193,37 @@ class Mutator {
                                            "best_of",
                                            "suffix",
                                            "return_token_ids",
-                                           "include_stop_str_in_output"};
+                                           "include_stop_str_in_output",
+                                           "prompt_logprobs",
+                                           "truncate_prompt_tokens",
+                                           "request_id",
+                                           "input",
+                                           "instructions",
+                                           "previous_response_id",
+                                           "max_output_tokens",
+                                           "store",
+                                           "reasoning",
+                                           "truncation",
+                                           "metadata",
+                                           "include",
+                                           "call_id",
+                                           "output",
+                                           "summary",
+                                           "id",
+                                           "system",
+                                           "stop_sequences",
+                                           "thinking",
+                                           "budget_tokens",
+                                           "tool_use_id",
+                                           "input_schema",
+                                           "is_error",
+                                           "cache_control"};
 };
 
 class Robustness : public ApiTest {};
 
 TEST_F(Robustness, MutatedRequestsGetAnAnswerAndNeverAFault) {
-  constexpr int kRequests = 12'000;
+  constexpr int kRequests = 24'000;
   engine_.set_writer([](const auto&) {
     Script script = say("a</think>\n\nb 🙂 xyz");
     script.events = {3, 2, 5};
@@ -185,10 +232,13 @@ TEST_F(Robustness, MutatedRequestsGetAnAnswerAndNeverAFault) {
   start();
   Mutator mutator(20261130);
   std::map<int, int> statuses;
+  std::map<std::string, int> answered;
+  std::string stored;  // a response to go on from
   int parsed = 0, damaged = 0;
   auto client = std::make_unique<HttpClient>(port());
   for (int i = 0; i < kRequests; ++i) {
     auto [path, body] = seeds()[mutator.below(seeds().size())];
+    if (path == "/v1/responses" && mutator.below(4) == 0 && !stored.empty()) body["previous_response_id"] = stored;
     for (size_t n = mutator.below(4); n > 0; --n) mutator.mutate(body);
     std::string text = dump_json(body);
     if (mutator.below(8) == 0) {
@@ -206,14 +256,20 @@ TEST_F(Robustness, MutatedRequestsGetAnAnswerAndNeverAFault) {
     ASSERT_TRUE(response) << path << "\n" << text;
     ++statuses[response->status];
     ASSERT_TRUE(response->status < 500 || response->status == 503) << path << "\n" << text << "\n" << response->body;
+    ++answered[path];
     if (response->status == 200 && response->header("Content-Type").starts_with("text/event-stream")) {
-      ASSERT_EQ(response->events().back(), "[DONE]") << text;
+      const std::string last = response->events().back();
+      ASSERT_TRUE(last == "[DONE]" || last.find(R"("type":"message_stop")") != std::string::npos || last.find(R"("type":"response.)") != std::string::npos) << text << last;
       for (const Json& chunk : response->chunks()) ASSERT_TRUE(chunk.is_object()) << text;
     } else {
       ASSERT_TRUE(response->json().is_object()) << text << "\n" << response->body;
-      ASSERT_EQ(response->json().contains("error"), response->status != 200) << text;
+      const Json answer = response->json();
+      ASSERT_EQ(answer.contains("error") && answer["error"].is_object(), response->status != 200) << text;
+      if (path == "/v1/responses" && response->status == 200) stored = answer["id"];
     }
   }
+  EXPECT_EQ(answered.size(), 9u) << "every endpoint with a body";
+  for (const auto& [path, count] : answered) EXPECT_GT(count, 500) << path;
   EXPECT_GE(parsed, kRequests / 2);
   EXPECT_GT(damaged, kRequests / 16);
   EXPECT_GT(statuses[200], kRequests / 10) << "mutations that are all refused test little";
@@ -222,6 +278,30 @@ TEST_F(Robustness, MutatedRequestsGetAnAnswerAndNeverAFault) {
   EXPECT_EQ(chat(R"({"max_tokens": 3})").status, 200);
   RecordProperty("parsed", parsed);
   for (const auto& [status, count] : statuses) RecordProperty("status_" + std::to_string(status), count);
+}
+
+TEST_F(Robustness, StrangePathsGetAnAnswer) {
+  start();
+  Mutator mutator(5);
+  const std::string id = post("/v1/responses", {{"input", "hi"}}).json()["id"];
+  const std::vector<std::string> paths = {"/v1/responses/" + id, "/v1/responses/" + id + "/input_items?order=asc&limit=5&after=x", "/v1/models/qwen", "/openapi.json", "/v1/messages/count_tokens"};
+  std::map<int, int> statuses;
+  for (int i = 0; i < 2'000; ++i) {
+    std::string target = paths[mutator.below(paths.size())];
+    for (size_t n = mutator.below(3); n > 0; --n) {
+      const size_t at = 1 + mutator.below(target.size() - 1);
+      if (mutator.below(2) == 0) target.erase(at, 1 + mutator.below(4));
+      target.insert(std::min(at, target.size()), 1, "/{}%?&=a"[mutator.below(8)]);
+    }
+    const char* methods[] = {"GET", "DELETE", "OPTIONS", "PUT", "POST"};
+    const auto response = HttpClient::fetch(port(), methods[mutator.below(5)], target);
+    ASSERT_TRUE(response) << target;
+    ASSERT_LT(response->status, 500) << target;
+    ++statuses[response->status];
+  }
+  EXPECT_GT(statuses[200], 50);
+  EXPECT_GT(statuses[404], 50);
+  EXPECT_GT(statuses[405], 50);
 }
 
 TEST_F(Robustness, DamagedHttpNeverStopsTheServer) {

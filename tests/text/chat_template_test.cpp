@@ -95,11 +95,23 @@ TEST(ChatTemplate, ParsesToolArgumentsThatAreStrings) {
   for (const char* empty : {"\"\"", "\" \\n\"", "null", "{}", "\"{}\""}) EXPECT_THAT(call(empty), HasSubstr(R"("arguments": {})")) << empty;
 }
 
+// TMPL-35
 TEST(ChatTemplate, TakesReasoningUnderBothNames) {
   EXPECT_EQ(plain(R"([{"role": "assistant", "content": "a", "reasoning_content": "r"}])"), "assistant[a|r]>");
   EXPECT_EQ(plain(R"([{"role": "assistant", "content": "a", "reasoning": "r"}])"), "assistant[a|r]>");
   EXPECT_EQ(plain(R"([{"role": "assistant", "content": "a", "reasoning": "x", "reasoning_content": "r"}])"), "assistant[a|r]>");
   EXPECT_EQ(plain(R"([{"role": "assistant", "content": "a", "reasoning": null, "reasoning_content": null}])"), "assistant[a]>");
+}
+
+TEST(ChatTemplate, BringsToolResultsIntoTheOrderOfTheirCalls) {
+  const auto normalized = normalize_messages(Json::parse(R"([{"role": "user", "content": "q"},
+    {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}, {"id": "b", "function": {"name": "g"}}, {"function": {"name": "h"}}]},
+    {"role": "tool", "tool_call_id": "x", "content": "unknown"}, {"role": "tool", "tool_call_id": "b", "content": "of b"}, {"role": "tool", "content": "no id"},
+    {"role": "tool", "tool_call_id": "a", "content": "of a"}, {"role": "user", "content": "more"}, {"role": "tool", "tool_call_id": "a", "content": "late"}])"));
+  ASSERT_OK(normalized);
+  std::string order;
+  for (const Json& message : *normalized) order += message.value("content", "call") + "|";
+  EXPECT_EQ(order, "q|call|of a|of b|unknown|no id|more|late|");
 }
 
 TEST(ChatTemplate, NamesTheFieldOfWhatItRefuses) {
@@ -146,6 +158,7 @@ TEST(ChatTemplate, SaysThatItTakesTextOnly) {
   }
 }
 
+// TMPL-31
 TEST(ChatTemplate, PassesTheTemplatesOwnWordsOn) {
   const auto refused = refusal(input_of(R"([{"role": "user", "content": "x"}])"), "{{ raise_exception('Not today.') }}");
   EXPECT_EQ(refused.message, "Not today.");
@@ -159,6 +172,7 @@ TEST(ChatTemplate, PassesTheTemplatesOwnWordsOn) {
 
 // --- the Qwen templates
 
+// REAS-37
 TEST(ChatTemplate, KnowsWhetherTheAnswerBeginsInReasoning) {
   for (const char* version : {"3.5", "3.6", "3.8"}) {
     ChatInput input = input_of(R"([{"role": "user", "content": "Hello, how are you?"}])");
@@ -261,6 +275,7 @@ TEST(ChatTemplate, AForgedToolResponseIsAQuestion) {
   EXPECT_OK(qwen("3.6").render(input, escape_tokens));
 }
 
+// TMPL-35
 TEST(ChatTemplate, HonoursPreserveThinking) {
   ChatInput input = input_of(
       R"([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning": "because"}, {"role": "user", "content": "c"}])");

@@ -55,6 +55,7 @@ TEST(StopMatcher, IncludesTheStopWhenAsked) {
   EXPECT_EQ(run_pieces({"END"}, {"text E", "ND more"}, include), (Outcome{"text END", "END"}));
 }
 
+// STOP-55, STOP-56
 TEST(StopMatcher, EmitsNothingOfAStopThatSpansPieces) {
   auto matcher = StopMatcher::create({"\nUser:"});
   ASSERT_OK(matcher);
@@ -67,6 +68,7 @@ TEST(StopMatcher, EmitsNothingOfAStopThatSpansPieces) {
   EXPECT_EQ(matcher->finish(), "");
 }
 
+// STOP-58
 TEST(StopMatcher, HoldsBackOnlyWhatCanStillBecomeAStop) {
   auto matcher = StopMatcher::create({"a long stop string", "lo"});
   ASSERT_OK(matcher);
@@ -77,6 +79,7 @@ TEST(StopMatcher, HoldsBackOnlyWhatCanStillBecomeAStop) {
   EXPECT_EQ(matcher->push("l"), "l");
 }
 
+// STOP-59
 TEST(StopMatcher, ReleasesHeldTextAtTheEnd) {
   auto matcher = StopMatcher::create({"stop here"});
   ASSERT_OK(matcher);
@@ -85,6 +88,7 @@ TEST(StopMatcher, ReleasesHeldTextAtTheEnd) {
   EXPECT_EQ(matcher->finish(), "");
 }
 
+// REAS-41
 TEST(StopMatcher, DoesNotCutControlTokensWhenItHoldsBack) {
   const StopOptions options{.atomic = {"</think>", "<tool_call>"}};
   auto matcher = StopMatcher::create({"k>!", "l>\n"}, options);

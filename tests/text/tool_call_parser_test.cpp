@@ -31,7 +31,8 @@ struct Call {
 struct Outcome {
   std::string content;
   std::vector<Call> calls;
-  friend bool operator==(const Outcome&, const Outcome&) = default;
+  std::vector<std::pair<size_t, size_t>> runs = {};  // where the content stands: behind so many calls, so many bytes
+  friend bool operator==(const Outcome& a, const Outcome& b) { return a.content == b.content && a.calls == b.calls; }
   friend std::ostream& operator<<(std::ostream& out, const Outcome& o) {
     out << "content [" << o.content << "]";
     for (const Call& call : o.calls) out << " " << call.name << "(" << call.arguments << ")";
@@ -44,6 +45,13 @@ Outcome parse_pieces(const std::vector<std::string_view>& pieces, size_t max_cal
   Outcome outcome;
   const auto add = [&](const ToolCallParser::Delta& delta) {
     outcome.content += delta.content;
+    size_t in_runs = 0;
+    for (const ToolCallParser::ContentRun& run : delta.runs) {
+      if (outcome.runs.empty() || outcome.runs.back().first != run.calls_before) outcome.runs.emplace_back(run.calls_before, 0);
+      outcome.runs.back().second += run.num_bytes;
+      in_runs += run.num_bytes;
+    }
+    EXPECT_EQ(in_runs, delta.content.size());
     for (const ToolCallParser::Piece& piece : delta.pieces) {
       if (!piece.name.empty()) {
         EXPECT_EQ(piece.call, outcome.calls.size());
@@ -138,15 +146,26 @@ const std::vector<Case>& cases() {
   return kCases;
 }
 
+// TOOL-43, TOOL-44, TOOL-49
 TEST(ToolCallParser, ReadsCallsAndContent) {
   for (const Case& c : cases()) EXPECT_EQ(parse_pieces({c.text}), c.expected) << c.text;
+}
+
+TEST(ToolCallParser, TellsBehindWhichCallContentStands) {
+  const Outcome outcome = parse_pieces({"ab\n" + block("<function=now>\n</function>") + "\ncde\n" + block("<function=now>\n</function>") + "f"});
+  EXPECT_EQ(outcome.runs, (std::vector<std::pair<size_t, size_t>>{{0, 2}, {1, 3}, {2, 1}}));
 }
 
 TEST(ToolCallParser, CutsDoNotMatter) {
   SplitMix64 random(5);
   for (const Case& c : cases()) {
     const std::string_view text = c.text;
-    for (size_t cut = 0; cut <= text.size(); ++cut) ASSERT_EQ(parse_pieces({text.substr(0, cut), text.substr(cut)}), c.expected) << c.text << " at " << cut;
+    const auto runs = parse_pieces({text}).runs;
+    for (size_t cut = 0; cut <= text.size(); ++cut) {
+      const Outcome outcome = parse_pieces({text.substr(0, cut), text.substr(cut)});
+      ASSERT_EQ(outcome, c.expected) << c.text << " at " << cut;
+      ASSERT_EQ(outcome.runs, runs) << c.text << " at " << cut;
+    }
     std::vector<std::string_view> bytes;
     for (size_t i = 0; i < text.size(); ++i) bytes.push_back(text.substr(i, 1));
     ASSERT_EQ(parse_pieces(bytes), c.expected) << c.text;
@@ -162,6 +181,7 @@ TEST(ToolCallParser, CutsDoNotMatter) {
   }
 }
 
+// TOOL-44, TOOL-47
 TEST(ToolCallParser, ArgumentsAreAnObjectWhereverTheStreamEnds) {
   for (const Case& c : cases()) {
     for (size_t end = 0; end <= c.text.size(); ++end) {

@@ -78,6 +78,40 @@ TEST_F(Serve, AnswersAndEndsWithZeroOnSigterm) {
   EXPECT_EQ(server.wait(), 0);
 }
 
+// Row i of a prompt predicts token i + 1: what the engine says of it equals what it says of the next token when the prompt ends there.
+TEST_F(Serve, PromptLogprobsAreThoseOfTheNextToken) {
+  BackgroundProgram server(arguments());
+  ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
+  const auto ask = [&](const Json& body) {
+    const Result<HttpReply> reply = http_call(address_of(server), {.method = "POST", .path = "/v1/completions", .body = body.dump()});
+    EXPECT_OK(reply);
+    EXPECT_EQ(reply->status, 200) << reply->body;
+    return *parse_json(reply->body, "answer");
+  };
+  Json prompt = Json::array();
+  for (int i = 0; i < 150; ++i) prompt.push_back((i * 37 + i * i) % 256);
+  const Json whole = ask({{"prompt", prompt}, {"prompt_logprobs", 20}, {"max_tokens", 1}})["choices"][0]["prompt_logprobs"];
+  ASSERT_EQ(whole.size(), prompt.size());
+  EXPECT_TRUE(whole[0].is_null());
+  // Again, when the prefix cache has all of it; and echo says the same in its own form.
+  EXPECT_EQ(ask({{"prompt", prompt}, {"prompt_logprobs", 20}, {"max_tokens", 0}})["choices"][0]["prompt_logprobs"], whole);
+  const Json echoed = ask({{"prompt", prompt}, {"echo", true}, {"logprobs", 0}, {"max_tokens", 0}})["choices"][0]["logprobs"];
+  for (size_t i = 1; i < prompt.size(); ++i) EXPECT_EQ(echoed["token_logprobs"][i], whole[i][prompt[i].dump()]["logprob"]) << i;
+  for (const size_t length : {1, 2, 63, 64, 65, 127, 128, 149}) {
+    const Json next = ask({{"prompt", Json(std::vector<Json>(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(length)))},
+                           {"logprobs", 20}, {"max_tokens", 1}, {"temperature", 0}})["choices"][0]["logprobs"]["top_logprobs"][0];
+    int compared = 0;
+    for (const auto& [id, told] : whole[length].items()) {
+      if (told["rank"] > 20) continue;
+      EXPECT_EQ(next["token_id:" + id], told["logprob"]) << length << " " << id;
+      ++compared;
+    }
+    EXPECT_EQ(compared, 20) << length;
+  }
+  server.send(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+}
+
 TEST_F(Serve, LetsARunningRequestEndBeforeItStops) {
   BackgroundProgram server(arguments());
   ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
