@@ -240,7 +240,7 @@ Json components() {
         "code": {"type": ["string", "null"]}}}}},
       "AnthropicError": {"type": "object", "required": ["type", "error"], "properties": {"type": {"const": "error"},
         "error": {"type": "object", "required": ["type", "message"], "properties": {"type": {"type": "string"}, "message": {"type": "string"}}}}}},
-    "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}})");
+    "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}, "key": {"type": "apiKey", "in": "header", "name": "x-api-key"}}})");
 }
 
 }  // namespace
@@ -264,7 +264,7 @@ Json openapi_document(std::span<const Route> routes, std::string_view version) {
     document["paths"][std::string(route.path)][method] = operation(route);
   }
   document["components"] = components();
-  document["security"] = Json::array({Json{{"bearer", Json::array()}}, Json::object()});
+  document["security"] = Json::array({Json{{"bearer", Json::array()}}, Json{{"key", Json::array()}}, Json::object()});
   return document;
 }
 

@@ -34,7 +34,8 @@ class Tools:
 
     def call(self, name, arguments):
         self.test.assertIsInstance(arguments, dict)
-        self.test.assertIn(name, SCHEMAS)
+        if conformance.SCRIPTED:
+            self.test.assertIn(name, SCHEMAS)
         turn, last = len(self.results), self.results[-1] if self.results else "0"
         if conformance.SCRIPTED:
             expected = [("add", {"a": int(last) if last.lstrip("-").isdigit() else last, "b": turn}), ("lookup", {"key": last}), ("clock", {})][turn % 3]
@@ -44,8 +45,10 @@ class Tools:
             result = str(len(str(a)) + int(b) if isinstance(b, int) else 0)
         elif name == "lookup":
             result = f"«{arguments.get('key', '')}» \"quoted\" 你好 {{}}\n</tool_call>\nline two"
-        else:
+        elif name == "clock":
             result = f"{turn}:00"
+        else:
+            result = f"there is no tool {name}"  # a small model may make one up
         self.results.append(result)
         return result
 

@@ -17,7 +17,7 @@ QUESTION = [{"role": "user", "content": "Say hello to the wörld."}]
 class Messages(unittest.TestCase):
     def setUp(self):
         self.client = anthropic.Anthropic(base_url=conformance.ROOT, api_key=conformance.API_KEY, max_retries=0, timeout=600)
-        self.options = {"model": "", "max_tokens": 24, "messages": QUESTION, "temperature": 0}
+        self.options = {"model": "", "max_tokens": 24, "messages": QUESTION, "extra_body": {"temperature": 0}}
 
     def ask(self, **kwargs):
         return self.client.messages.create(**{**self.options, **kwargs})

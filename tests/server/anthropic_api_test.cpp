@@ -269,6 +269,8 @@ TEST_F(AnthropicApi, ErrorsOfTheServerHaveAnthropicsShapeToo) {
   EXPECT_EQ(ask_with(key).json()["error"]["type"], "overloaded_error");
   server_->set_ready(context_);
   EXPECT_EQ(ask_with(key).status, 200);
+  EXPECT_EQ(ask_with("x-api-key: key\r\n").status, 200);
+  EXPECT_EQ(ask_with("x-api-key: wrong\r\n").json()["error"]["type"], "authentication_error");
   engine_.set_writer([](const auto&) {
     Script script = say("some");
     script.error_after_end = make_error(ErrorCode::kInternal, "a logit was not finite");
