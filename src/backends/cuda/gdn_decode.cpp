@@ -16,8 +16,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     bool overlap;                          // programmatic dependent launch
   };
   GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, std::optional<GdnPromptLauncher> prompt,
-               const Functions& functions)
-      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions) {}
+               const Functions& functions, int num_sms)
+      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), num_sms_(num_sms) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return prompt_ ? "cuda.mma.chunked.bf16" : "cuda.mma.bf16"; }
   [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
@@ -34,6 +34,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     if (kinds.num_decode_runs > 0) {
       const Function<GdnArgs>& function = kinds.longest_decode_run == 1 ? functions_.decode_1 : functions_.decode_4;
       args.phases = kGdnCompute;
+      const int64_t slots = num_sms_ * (kinds.longest_decode_run == 1 ? 2 : 1);
+      args.runs_ahead = static_cast<int32_t>((slots + problem_.num_v_heads - 1) / problem_.num_v_heads);
       launch_decode(stream, function, args);
       if (kinds.longest_decode_run > 1) {  // some runs may write where other heads still read; they are kept once all have read
         args.phases = kGdnKeep;
@@ -64,6 +66,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   GdnLauncher launcher_;
   std::optional<GdnPromptLauncher> prompt_;  // none: the plain kernels take prompt rows
   Functions functions_;
+  int num_sms_;
 };
 
 Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device, bool chunked) {
@@ -78,7 +81,8 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
   ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_decode_1_f32" : "gdn_decode_1_bf16", kSharedBytes));
   ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_decode_4_f32" : "gdn_decode_4_bf16", kSharedBytes));
   functions.overlap = runs_code_for("90a", gpu.traits().architecture);
-  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions));
+  return std::unique_ptr<ops::GdnMix::Kernel>(
+      std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu.num_sms()));
 }
 
 }  // namespace

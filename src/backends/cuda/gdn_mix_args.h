@@ -16,6 +16,7 @@ inline constexpr int kGdnDecodeSharedBytes = 88 << 10;
 struct GdnArgs {
   StepTables step;
   int32_t kinds;   // of the runs that the launch computes: kGdnPrompt | kGdnDecode
+  int32_t runs_ahead;  // of gdn_decode: the blocks of so many runs are on the GPU at a time
   int32_t phases;  // of gdn_decode: kGdnCompute | kGdnKeep; of gdn_rows and gdn_keys: kGdnToGrid or all rows
   int32_t num_k_heads, num_v_heads, d_k, d_v, k_max;
   float eps;
