@@ -299,6 +299,36 @@ TEST(Attention, OfTheModelsHeadsGivesARowTheSameBitsHoweverRowsOfItsKindAreCut) 
     }
 }
 
+TEST(Attention, OfTheModelsHeadsGivesARowTheSameBitsHoweverManySequencesDecode) {
+  for (const DType kv : {DType::kBF16, DType::kE4M3})
+    for (const auto& [first, n] : {std::pair{int64_t{63}, int64_t{1}}, {64, 1}, {1023, 2}, {1097, 4}}) {
+      AttentionCase c(DType::kBF16, kv, 2, true);
+      c.poison_from(first + n);
+      const std::string alone = Bed::bytes(c.run(first, n));
+      const auto kernel = make_kernel<Attention>(c.bed, c.problem);
+      for (const int64_t num_runs : {2, 9, 30, 150}) {  // all of them the same rows
+        if (num_runs * n > 160) continue;  // plain kernels take long
+        std::vector<RowRun> runs;
+        std::vector<float> query, gate;
+        for (int64_t run = 0; run < num_runs; ++run) {
+          runs.push_back({static_cast<int32_t>(c.slot), static_cast<int32_t>(run * n), static_cast<int32_t>(n), RowKind::kDecode, true});
+          for (const auto& [from, to] : {std::pair{c.query, &query}, {c.gate, &gate}})
+            for (const float value : Bed::values(AttentionCase::rows(from, first, n))) to->push_back(value);
+        }
+        const Step step(c.bed, runs, c.slots);
+        const Shape shape{num_runs * n, c.nq, c.d};
+        const TensorView out = c.bed.tensor(DType::kBF16, {num_runs * n, c.nq * c.d});
+        Launch launch = c.bed.launch(*kernel, num_runs * n);
+        kernel->enqueue(step.rows, c.bed.tensor(DType::kBF16, shape, query), c.bed.tensor(DType::kBF16, shape, gate), c.kv, 0,
+                        {ActivationLayout::kPlain, out, {}}, launch);
+        const std::string bytes = Bed::bytes(out);
+        for (int64_t run = 0; run < num_runs; ++run)
+          EXPECT_EQ(bytes.substr(static_cast<size_t>(run) * alone.size(), alone.size()), alone)
+              << num_runs << " runs of " << n << " rows at " << first << ", number " << run;
+      }
+    }
+}
+
 TEST(Attention, LeavesOutTheEmptySlotZeroOfTheMtpLayer) {
   AttentionCase c(DType::kF32, DType::kF32);
   c.poison(0);

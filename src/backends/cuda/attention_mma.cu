@@ -113,11 +113,15 @@ __device__ void decode(const AttentionArgs& args) {
   const int kv_head = static_cast<int>(blockIdx.y), num_blocks = args.num_splits * args.cluster, own_block = static_cast<int>(blockIdx.x);
   const RunRecord run = args.step.runs[blockIdx.z];
   const bool used = run.slot >= 0 && run.num_rows > 0 && (run.flags & kIsDecode) != 0;
-  if (used && thread == 0) {
+  if (used && warp == 0) {
     int count = 0;
-    for (int head = 0; head < args.num_q_heads; ++head)
-      if (args.kv_head[head] == kv_head) s.own_heads[count++] = head;
-    s.num_own_heads = count;
+    for (int first = 0; first < args.num_q_heads; first += 32) {
+      const bool own = first + lane < args.num_q_heads && args.kv_head[first + lane] == kv_head;
+      const unsigned all = __ballot_sync(kAllLanes, own);
+      if (own) s.own_heads[count + __popc(all & ((1u << lane) - 1))] = first + lane;
+      count += __popc(all);
+    }
+    if (lane == 0) s.num_own_heads = count;
   }
   __syncthreads();
   release_successor();

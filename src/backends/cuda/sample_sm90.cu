@@ -467,9 +467,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_draw(const __gr
   const Slice slice = slice_of(reinterpret_cast<float*>(memory + kSampleSharedBytes), args.vocab_size, c.rank);
   release_successor();
   if (thread == 0) s.number = -1;
+  meet();  // from here on all blocks of the cluster are there
   await_predecessor();
   slice.fetch(args.logits + int64_t{row} * args.vocab_size);
-  __syncthreads();
   for (int number = thread; number < args.num_runs; number += kThreads) {
     const SampleRecord run = args.runs[number];
     if (run.slot < 0 || run.first_logits_row < 0) continue;
@@ -550,6 +550,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_argmax(const __
   __shared__ uint64_t keys[kWarps], all[kCluster];
   const int thread = static_cast<int>(threadIdx.x), rank = static_cast<int>(blockIdx.x) % kCluster;
   release_successor();
+  meet();  // from here on all blocks of the cluster are there
   await_predecessor();
   const float* row = args.logits + int64_t{blockIdx.y} * args.vocab_size;
   const Slice slice = slice_of(nullptr, args.num_tokens, rank);
