@@ -339,8 +339,12 @@ __device__ int draw_token(const Slice& slice, const SampleArgs& args, const Samp
   const int thread = static_cast<int>(threadIdx.x);
   await_copies<0>();
   bool finite = true;
-  slice.each([&](float x, int id) { finite = finite && (id >= args.vocab_size || (__float_as_uint(x) & 0x7fffffffu) < 0x7f800000u); });
-  if (p.num_logit_bias > 0) {
+  const auto check = [&](float x, int id) {
+    finite = finite && (id >= args.vocab_size || (__float_as_uint(x) & 0x7fffffffu) < 0x7f800000u);
+  };
+  const bool biased = p.num_logit_bias > 0;
+  if (biased) {
+    slice.each(check);
     __syncthreads();
     const int count = min(p.num_logit_bias, ops::kMaxLogitBias), end = min(slice.begin + 4 * slice.groups, args.num_tokens);
     for (int i = 0; i < count; ++i) {  // one thread an id, which may be named twice
@@ -350,11 +354,14 @@ __device__ int draw_token(const Slice& slice, const SampleArgs& args, const Samp
     __syncthreads();
   }
   const bool any = transforms.any();
-  slice.change([&](float x, int id) { return id >= args.num_tokens ? -INFINITY : any ? transforms.apply(x, id) : x; });
   Part mine{};
-  slice.each([&](float x, int id) {
+  slice.change([&](float x, int id) {
+    if (!biased) check(x, id);
+    if (id >= args.num_tokens) return -INFINITY;
+    if (any) x = transforms.apply(x, id);
     const uint64_t key = key_of(x, id);
     if (x != -INFINITY && key > mine.key) mine.key = key;
+    return x;
   });
   mine.finite = __syncthreads_and(finite) != 0 ? 1 : 0;
   mine.key = block_max(mine.key, c.s);
