@@ -155,7 +155,7 @@ std::vector<uint32_t> EngineThread::make_masks(Sequence& sequence, const Planned
     if (i + 1 == num_masks || i >= drafts.size() || constraint.finished()) break;
     const auto draft = static_cast<size_t>(drafts[i]);
     if ((mask[draft / 32] >> (draft % 32) & 1u) == 0) break;
-    constraint.accept(drafts[i]);
+    if (!constraint.accept(drafts[i])) break;
     ++num_accepted;
   }
   constraint.rollback(num_accepted);
