@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "server/structured_output.h"
+
 namespace quern::server {
 namespace {
 
@@ -219,7 +221,15 @@ void read_thinking(JsonFields& fields, Conversation& conversation) {
   const auto effort = members.string("effort", 64);
   if (const auto status = members.status(); !status) return fields.fail("output_config", "{}", status.error().message);
   if (effort && !kwargs.contains("reasoning_effort")) kwargs["reasoning_effort"] = *effort;
-  if (members.find("format") != nullptr) fields.unsupported("output_config", "format is not supported yet");
+}
+
+/// output_config.format, and output_format as it was called before.
+void read_output_format(JsonFields& fields, GenerationFields& generation) {
+  const Json* config = fields.object("output_config");
+  const Json* nested = config != nullptr ? JsonFields(*config).find("format") : nullptr;
+  const Json* format = nested != nullptr ? nested : fields.find("output_format");
+  if (format == nullptr) return;
+  if (auto content = read_format_object(*format, nested != nullptr ? "output_config.format" : "output_format", fields)) generation.content_format = std::move(content);
 }
 
 /// Of both endpoints.
@@ -265,6 +275,7 @@ Result<ChatRequest> parse_messages_request(const Json& body, const SamplingDefau
   ChatRequest request;
   RETURN_IF_ERROR(read_conversation(fields, request));
   request.generation = read_generation_fields(fields, defaults, limits);
+  read_output_format(fields, request.generation);
   read_stop_sequences(fields, request.generation);
   const auto max_tokens = fields.integer("max_tokens", 1, INT32_MAX);
   if (!max_tokens) fields.fail("max_tokens", "is required");

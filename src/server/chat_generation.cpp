@@ -3,8 +3,38 @@
 #include <utility>
 
 #include "server/chat_prompt.h"
+#include "text/output_grammar.h"
 
 namespace quern::server {
+namespace {
+
+/// What the whole output has to look like, from where the prompt ends.
+text::OutputShape output_shape(const ChatRequest& request, const PreparedPrompt& prompt) {
+  const Conversation& conversation = request.conversation;
+  text::OutputShape shape;
+  shape.starts_in_reasoning = prompt.starts_in_reasoning;
+  shape.content = request.generation.content_format;
+  shape.parallel_calls = request.parallel_tool_calls;
+  if (request.tools == nullptr) return shape;
+  for (size_t i = 0; i < conversation.tools.size(); ++i) {
+    const Json& function = conversation.tools[i]["function"];
+    text::CallableFunction callable;
+    callable.name = function["name"].get<std::string>();
+    if (const auto parameters = function.find("parameters"); parameters != function.end()) callable.parameters = *parameters;
+    const auto strict = function.find("strict");
+    callable.strict = strict != function.end() && *strict == true;
+    callable.field = fmt::format("tools[{}].function.parameters", i);
+    if (!conversation.forced_call || conversation.forced_call->empty() || *conversation.forced_call == callable.name)
+      shape.functions.push_back(std::move(callable));
+  }
+  if (conversation.forced_call) {
+    shape.content.reset();  // the answer is a call
+    shape.calls = conversation.forced_call->empty() ? text::OutputShape::Calls::kForced : text::OutputShape::Calls::kNamed;
+  }
+  return shape;
+}
+
+}  // namespace
 
 Result<PreparedPrompt> prepare_chat(const Service& service, const ChatRequest& request) {
   ASSIGN_OR_RETURN(PreparedPrompt prompt, render_chat(service, request.conversation));
@@ -24,6 +54,7 @@ Result<std::unique_ptr<Generation>> submit_chat(Service& service, const ChatRequ
   plan.split_reasoning = true;
   plan.tools = request.tools;
   plan.parallel_tool_calls = request.parallel_tool_calls;
+  ASSIGN_OR_RETURN(plan.grammar, service.constraints.compiled(output_shape(request, prompt)));
   std::vector<ChoiceRequest> choices;
   add_choices(service, request.generation, plan, std::move(prompt), choices);
   return Generation::submit(*service.context.engine, service.metrics, std::move(choices), request.generation.n);

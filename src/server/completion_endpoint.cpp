@@ -66,6 +66,11 @@ HttpAnswer completions(const ServicePtr& service, const HttpRequest& http) {
   plan.max_tokens = request.max_tokens;
   plan.num_logprobs = request.logprobs;
   plan.prompt_logprobs = request.echo ? request.logprobs : -1;
+  text::OutputShape shape;
+  shape.content = fields.content_format;
+  auto grammar = service->constraints.compiled(shape);
+  if (!grammar) return error_response(grammar.error());
+  plan.grammar = std::move(*grammar);
   std::vector<EchoedPrompt> prompts;
   std::vector<ChoiceRequest> choices;
   for (PromptInput& input : request.prompts) {

@@ -9,6 +9,7 @@
 
 #include "engine/engine.h"
 #include "server/generation.h"
+#include "server/constraints.h"
 #include "server/generation_fields.h"
 #include "server/http_message.h"
 #include "server/metrics.h"
@@ -47,6 +48,7 @@ struct Service {
   int64_t created;  // seconds since 1970
   Metrics metrics;
   ResponseStore responses;
+  Constraints constraints;
 
  private:
   std::atomic<uint64_t> seed_state_;

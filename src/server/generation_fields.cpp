@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 
+#include "server/structured_output.h"
+
 #include "server/request_id.h"
 
 namespace quern::server {
@@ -82,18 +84,6 @@ void read_stream(JsonFields& fields, GenerationFields& out) {
 
 /// Silence about these would change the answer behind the client's back.
 void refuse_what_is_not_supported(JsonFields& fields) {
-  if (const Json* format = fields.object("response_format")) {
-    JsonFields members(*format);
-    const auto type = members.string("type", 64);
-    if (!type) {
-      fields.fail("response_format", "\"type\" has to be a string");
-    } else if (*type != "text") {
-      fields.unsupported("response_format", "type \"{}\" is not supported yet, only \"text\"", *type);
-    }
-  }
-  for (const char* name : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"}) {
-    if (fields.find(name) != nullptr) fields.unsupported(name, "constrained output is not supported yet");
-  }
   if (const auto best_of = fields.integer("best_of", INT32_MIN, INT32_MAX); best_of && *best_of != 1) {
     fields.unsupported("best_of", "only 1 is supported; ask for several choices with n");
   }
@@ -136,6 +126,7 @@ GenerationFields read_generation_fields(JsonFields& fields, const SamplingDefaul
   }
   out.request_id = fields.string("request_id", 128).value_or("");
   if (!out.request_id.empty() && !is_request_id(out.request_id)) fields.fail("request_id", "expected printable ASCII characters without spaces");
+  out.content_format = read_content_format(fields);
   refuse_what_is_not_supported(fields);
   return out;
 }

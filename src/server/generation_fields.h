@@ -8,6 +8,7 @@
 #include "engine/request.h"
 #include "server/json_fields.h"
 #include "server/sampling_defaults.h"
+#include "text/output_grammar.h"
 
 namespace quern::server {
 
@@ -43,6 +44,7 @@ struct GenerationFields {
   bool return_tokens_as_token_ids = false;  // logprobs name tokens "token_id:N"
   int32_t priority = 0;
   std::string cache_salt;
+  std::optional<text::ContentFormat> content_format;  // what the content has to be
   int32_t prompt_logprobs = -1;                    // -1: none; n: of every prompt token, with the n most likely
   std::optional<int32_t> truncate_prompt_tokens;   // -1: as many as fit
   std::string request_id;                          // empty: not said

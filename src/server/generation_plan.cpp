@@ -75,6 +75,11 @@ void add_choices(Service& service, const GenerationFields& fields, const Generat
     request.priority = fields.priority;
     request.cache_salt = fields.cache_salt;
     request.cut_hints = prompt.cut_hints;
+    if (plan.grammar != nullptr) {
+      std::vector<int32_t> end_ids = request.sampling.stop_ids;
+      end_ids.insert(end_ids.end(), service.context.eos_ids.begin(), service.context.eos_ids.end());
+      request.constraint = std::make_unique<GrammarConstraint>(plan.grammar, std::move(end_ids));
+    }
 
     OutputOptions& output = choice.output;
     output.tokenizer = service.context.tokenizer;

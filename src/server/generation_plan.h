@@ -9,6 +9,7 @@
 #include "server/generation_fields.h"
 #include "server/output_format.h"
 #include "server/request_id.h"
+#include "text/token_grammar.h"
 
 namespace quern::server {
 
@@ -29,6 +30,7 @@ struct GenerationPlan {
   bool split_reasoning = false;
   std::shared_ptr<const text::ToolSchemas> tools;
   bool parallel_tool_calls = true;
+  std::shared_ptr<const text::TokenGrammar> grammar;  // that the output is held to; null: none
 };
 
 /// What the ids of the answers to a request are made from: the client's X-Request-Id, else its "request_id", else 32 random digits.

@@ -118,7 +118,7 @@ void Metrics::count_http_response(int status) {
   families_->http_responses->Add(labels).Increment();
 }
 
-std::string Metrics::expose(const engine::EngineStats& stats) const {
+std::string Metrics::expose(const engine::EngineStats& stats, const ConstraintStats& constraints) const {
   std::vector<MetricFamily> families = families_->registry.Collect();
   const auto add = [&](const char* name, const char* help, MetricType type, double value) {
     families.push_back({name, help, type, {metric(families_->labels, value, type)}});
@@ -191,6 +191,12 @@ std::string Metrics::expose(const engine::EngineStats& stats) const {
   add("quern:snapshots_used", "Recurrent states of cached prefixes.", MetricType::Gauge, stats.num_snapshots_used);
   add("quern:kv_blocks", "KV blocks of 64 tokens.", MetricType::Gauge, stats.num_blocks);
   add("quern:kv_blocks_free", "Free KV blocks, those of cached prefixes that nobody uses included.", MetricType::Gauge, stats.num_free_blocks);
+  count("quern:grammars_compiled_total", "Grammars that were compiled for constrained output.", constraints.num_compiled);
+  count("quern:grammars_failed_total", "Schemas, expressions and grammars that could not be compiled.", constraints.num_failed);
+  count("quern:grammar_cache_hits_total", "Requests whose grammar had been compiled before.", constraints.num_hits);
+  add("quern:grammar_compile_seconds_total", "Time spent compiling grammars.", MetricType::Counter, constraints.compile_seconds);
+  add("quern:grammar_cache_grammars", "Compiled grammars that are kept.", MetricType::Gauge, static_cast<double>(constraints.num_cached));
+  add("quern:grammar_cache_bytes", "Memory that they took when the last one was compiled.", MetricType::Gauge, static_cast<double>(constraints.cached_bytes));
   std::ostringstream out;
   prometheus::TextSerializer().Serialize(out, families);
   return std::move(out).str();

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/engine.h"
+#include "server/constraints.h"
 #include "server/output.h"
 
 namespace quern::server {
@@ -36,8 +37,8 @@ class Metrics {
   void observe_submitted(int32_t n, int32_t max_tokens);
   void count_http_response(int status);
 
-  /// The exposition text; counters and gauges of the engine are those of `stats`.
-  [[nodiscard]] std::string expose(const engine::EngineStats& stats) const;
+  /// The exposition text; counters and gauges of the engine and of constrained output are those given.
+  [[nodiscard]] std::string expose(const engine::EngineStats& stats, const ConstraintStats& constraints = {}) const;
 
  private:
   struct Families;

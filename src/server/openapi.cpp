@@ -18,6 +18,8 @@ struct FieldDoc {
   std::string_view schema = {};  // JSON, where the reader's own check does not say it
 };
 
+constexpr std::string_view kFormatObject =
+    R"({"type": ["object", "null"], "properties": {"type": {"enum": ["text", "json_object", "json_schema", "regex", "grammar"]}}, "required": ["type"]})";
 constexpr std::string_view kRefused = R"({"type": "null"})";  // anything else is a 400 that names the field
 constexpr std::string_view kStringOrList = R"({"type": ["string", "array", "null"], "items": {"type": "string"}})";
 
@@ -50,12 +52,15 @@ constexpr auto kFields = std::to_array<FieldDoc>({
     {"", "prompt_logprobs", "Log-probabilities of the prompt's tokens, with so many alternatives"},
     {"", "truncate_prompt_tokens", "Only the last so many tokens of the prompt; -1: as many as fit", R"({"type": ["integer", "null"], "minimum": -1, "not": {"const": 0}})"},
     {"", "request_id", "The answer's id is made from it, unless the request has an X-Request-Id header"},
-    {"", "response_format", "Constrained output", R"({"type": ["object", "null"], "properties": {"type": {"const": "text"}}, "required": ["type"]})"},
-    {"", "guided_json", "Refused", kRefused},
-    {"", "guided_regex", "Refused", kRefused},
-    {"", "guided_choice", "Refused", kRefused},
-    {"", "guided_grammar", "Refused", kRefused},
-    {"", "structured_outputs", "Refused", kRefused},
+    {"", "response_format", "The form of the content", kFormatObject},
+    {"", "structured_outputs", "The form of the content: one of json, regex, choice, grammar and json_object",
+     R"({"type": ["object", "null"], "properties": {"json": {"type": ["object", "string", "boolean"]}, "regex": {"type": "string"}, "choice": {"type": "array", "items": {"type": "string"}}, "grammar": {"type": "string"}, "json_object": {"type": "boolean"}, "disable_any_whitespace": {"type": "boolean"}}})"},
+    {"", "guided_json", "As structured_outputs.json: a JSON schema, or the text of one", R"({"type": ["object", "string", "boolean", "null"]})"},
+    {"", "guided_regex", "As structured_outputs.regex: all of the content has to match", R"({"type": ["string", "null"]})"},
+    {"", "guided_choice", "As structured_outputs.choice: one of these texts", R"({"type": ["array", "null"], "minItems": 1, "items": {"type": "string", "minLength": 1}})"},
+    {"", "guided_grammar", "As structured_outputs.grammar: EBNF whose rule root is the content", R"({"type": ["string", "null"]})"},
+    {"", "guided_json_object", "As structured_outputs.json_object: any JSON object", R"({"type": ["boolean", "null"]})"},
+    {"", "guided_whitespace_pattern", "Refused", kRefused},
     {"", "best_of", "Only 1: ask for several choices with n", R"({"enum": [1, null]})"},
     {"", "use_beam_search", "Only false", R"({"enum": [false, null]})"},
     {"", "prompt_embeds", "Refused: prompts are text or token ids", kRefused},
@@ -121,7 +126,9 @@ constexpr auto kFields = std::to_array<FieldDoc>({
     {"anthropic", "stop_sequences", "Up to 16", R"({"type": ["array", "null"], "items": {"type": "string", "minLength": 1}})"},
     {"anthropic", "thinking", "enabled or adaptive: the model thinks first; budget_tokens is not enforced. Default: disabled",
      R"({"type": ["object", "null"], "properties": {"type": {"enum": ["enabled", "adaptive", "disabled"]}, "budget_tokens": {"type": "integer"}}, "required": ["type"]})"},
-    {"anthropic", "output_config", "effort: as reasoning_effort of a chat", R"({"type": ["object", "null"], "properties": {"effort": {"type": ["string", "null"]}}})"},
+    {"anthropic", "output_config", "effort: as reasoning_effort of a chat; format: the form of the content",
+     R"({"type": ["object", "null"], "properties": {"effort": {"type": ["string", "null"]}, "format": {"type": ["object", "null"]}}})"},
+    {"anthropic", "output_format", "As output_config.format", kFormatObject},
     {"anthropic", "tool_choice", "auto, any, none, or a tool; disable_parallel_tool_use: the first call ends the answer",
      R"({"type": ["object", "null"], "properties": {"type": {"enum": ["auto", "any", "none", "tool"]}, "name": {"type": "string"}}, "required": ["type"]})"},
     {"anthropic", "stream_options", "Without effect: the usage is in the stream anyway", R"({"type": ["object", "null"]})"},

@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "server/structured_output.h"
 #include "text/chat_messages.h"
 
 namespace quern::server {
@@ -242,10 +243,7 @@ void read_text(JsonFields& fields, ResponsesRequest& request) {
   request.text = *text;
   const Json* format = find_member(*text, "format");
   if (format == nullptr) return;
-  if (!format->is_object()) return fields.fail("text.format", "expected an object, found {}", json_kind(*format));
-  const Json* type = find_member(*format, "type");
-  if (type == nullptr || !type->is_string()) return fields.fail("text.format.type", "expected a string");
-  if (*type != "text") fields.unsupported("text.format", "type \"{}\" is not supported yet, only \"text\"", type->get<std::string>());
+  if (auto content = read_format_object(*format, "text.format", fields)) request.chat.generation.content_format = std::move(content);
 }
 
 /// What the answer could additionally hold. Encrypted reasoning is not made, since reasoning itself is in the answer and may come back.
@@ -301,10 +299,10 @@ Result<ResponsesRequest> parse_responses_request(const Json& body, const Samplin
   RETURN_IF_ERROR(read_tools(fields, request));
   read_reasoning(fields, request);
   read_tool_choice(fields, request);
-  read_text(fields, request);
   read_include(fields);
   read_metadata(fields, request);
   request.chat.generation = read_generation_fields(fields, defaults, limits);
+  read_text(fields, request);
   if (const auto max_tokens = fields.integer("max_output_tokens", 1, INT32_MAX)) request.chat.max_tokens = static_cast<int32_t>(*max_tokens);
   if (request.chat.max_tokens && request.chat.generation.sampling.min_tokens > *request.chat.max_tokens) {
     fields.fail("min_tokens", "{} is more than max_output_tokens, {}", request.chat.generation.sampling.min_tokens, *request.chat.max_tokens);

@@ -20,6 +20,7 @@ Service::Service(ServerContext c)
     : context(std::move(c)),
       created(std::time(nullptr)),
       metrics(context.model_names.front(), context.max_model_len),
+      constraints(context.tokenizer, context.engine->limits().vocab_size),
       seed_state_(context.seed ? *context.seed : random_seed()) {}
 
 int32_t Service::window() const {

@@ -50,7 +50,10 @@ Json good_value(const std::string& name, const Json& schema) {
   if (name == "tool_choice" && schema.contains("properties")) return {{"type", "auto"}};
   if (name == "tool_choice") return "auto";
   if (name == "thinking") return {{"type", "enabled"}};
-  if (name == "response_format") return {{"type", "text"}};
+  if (name == "response_format" || name == "output_format") return {{"type", "text"}};
+  if (name == "structured_outputs") return {{"regex", "x"}};
+  if (name == "guided_choice") return Json::array({"x"});
+  if (name == "guided_grammar") return "root ::= \"x\"";
   if (name == "messages") return Json::parse(R"([{"role": "user", "content": "x"}])");
   if (name == "modalities") return Json::array({"text"});
   if (name == "prompt" || name == "input") return "x";

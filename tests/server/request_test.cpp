@@ -169,10 +169,9 @@ TEST(ChatRequest, NamesTheFieldThatIsWrong) {
 
 TEST(ChatRequest, RefusesWhatItCannotKeepInsteadOfIgnoringIt) {
   const Refusal refusals[] = {
-      {R"({"response_format": {"type": "json_object"}})", "response_format", "not supported yet"},
-      {R"({"response_format": {"type": "json_schema", "json_schema": {}}})", "response_format", "not supported yet"},
-      {R"({"guided_json": {}})", "guided_json", "not supported yet"},
-      {R"({"structured_outputs": {}})", "structured_outputs", "not supported yet"},
+      {R"({"response_format": {"type": "xml"}})", "response_format", "only \"text\", \"json_object\""},
+      {R"({"guided_whitespace_pattern": "x"})", "guided_whitespace_pattern", "not supported"},
+      {R"({"structured_outputs": {"structural_tag": {}, "regex": "a"}})", "structured_outputs.structural_tag", "not supported"},
       {R"({"tool_choice": {"type": "custom"}})", "tool_choice", "only \"function\""},
       {R"({"tools": [{"type": "web_search"}]})", "tools[0].type", "only \"function\""},
       {R"({"best_of": 2})", "best_of", "only 1"},
@@ -193,6 +192,29 @@ TEST(ChatRequest, RefusesWhatItCannotKeepInsteadOfIgnoringIt) {
     EXPECT_THAT(request.error().message, HasSubstr(refusal.words)) << refusal.body;
   }
   EXPECT_OK(chat(R"({"response_format": {"type": "text"}, "best_of": 1, "tool_choice": "auto", "modalities": ["text"]})"));
+}
+
+TEST(ChatRequest, SaysWhatIsWrongWithAFormat) {
+  const Refusal refusals[] = {
+      {R"({"response_format": {}})", "response_format.type", "has to be a string"},
+      {R"({"response_format": {"type": "json_schema", "json_schema": {}}})", "response_format.json_schema.schema", "is required"},
+      {R"({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}})", "response_format.json_schema.schema", "expected a JSON schema"},
+      {R"({"guided_json": "{"})", "guided_json", "parse"},
+      {R"({"guided_json": 3})", "guided_json", "expected a JSON schema"},
+      {R"({"guided_regex": 3})", "guided_regex", "expected a string"},
+      {R"({"guided_choice": []})", "guided_choice", "expected a list"},
+      {R"({"guided_choice": ["a", ""]})", "guided_choice", "not empty"},
+      {R"({"structured_outputs": {}})", "structured_outputs", "has none of"},
+      {R"({"structured_outputs": {"json": {}, "regex": "a"}})", "structured_outputs", "several"},
+      {R"({"guided_regex": "a", "response_format": {"type": "json_object"}})", "guided_regex", "stands beside response_format"},
+  };
+  for (const Refusal& refusal : refusals) {
+    const auto request = chat(refusal.body);
+    ASSERT_FALSE(request) << refusal.body;
+    EXPECT_EQ(request.error().code, ErrorCode::kInvalidArgument) << refusal.body;
+    EXPECT_EQ(request.error().field, refusal.field) << refusal.body;
+    EXPECT_THAT(request.error().message, HasSubstr(refusal.words)) << refusal.body;
+  }
 }
 
 TEST(ChatRequest, AnEffortOfNoneSwitchesThinkingOff) {
