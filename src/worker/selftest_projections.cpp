@@ -63,7 +63,8 @@ Result<void> run(const ops::AttnIn::Problem& p, const ops::AttnIn::Kernel& kerne
     return {};
   };
   RETURN_IF_ERROR(for_each_batch(project));
-  const double kv_bound = p.kv == DType::kE4M3 ? bound + rounding_error(DType::kE4M3) : bound;
+  // Keys and values that differ are rounded apart by both kernels. On an H200 quantised activations and an e4m3 cache gave 4.3 such errors in the worst row.
+  const double kv_bound = p.kv == DType::kE4M3 ? trial.bound(kRoundings, p.activation, {p.q.scheme, p.k.scheme, p.v.scheme}, 3) + 2 * rounding_error(DType::kE4M3) : bound;
   RETURN_IF_ERROR(trial.keep("keys", kv.k, kv_bound));
   return trial.keep("values", kv.v, kv_bound);
 }
