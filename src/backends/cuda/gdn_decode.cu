@@ -500,14 +500,6 @@ __device__ void decode(const GdnArgs& g) {
   if (keeps) keep_boundary_columns(g, p, committed, first_of_key);
 }
 
-template <class Ring>
-__device__ void decode_or_keep(const GdnArgs& g) {
-  if ((g.phases & kGdnCompute) != 0)
-    decode<4, Ring>(g);
-  else
-    keep_later<Ring>(g);
-}
-
 }  // namespace
 
 static_assert(sizeof(Shared<1, float>) <= kGdnDecodeSharedBytes && sizeof(Shared<4, float>) <= kGdnDecodeSharedBytes);
@@ -517,9 +509,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_1_f32(const
 extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_1_bf16(const __grid_constant__ GdnArgs g) {
   decode<1, __nv_bfloat16>(g);
 }
-extern "C" __global__ void __launch_bounds__(kThreads, 1) gdn_decode_4_f32(const __grid_constant__ GdnArgs g) { decode_or_keep<float>(g); }
+extern "C" __global__ void __launch_bounds__(kThreads, 1) gdn_decode_4_f32(const __grid_constant__ GdnArgs g) { decode<4, float>(g); }
 extern "C" __global__ void __launch_bounds__(kThreads, 1) gdn_decode_4_bf16(const __grid_constant__ GdnArgs g) {
-  decode_or_keep<__nv_bfloat16>(g);
+  decode<4, __nv_bfloat16>(g);
 }
+// What gdn_decode_4 leaves.
+extern "C" __global__ void __launch_bounds__(kThreads) gdn_keep_f32(const __grid_constant__ GdnArgs g) { keep_later<float>(g); }
+extern "C" __global__ void __launch_bounds__(kThreads) gdn_keep_bf16(const __grid_constant__ GdnArgs g) { keep_later<__nv_bfloat16>(g); }
 
 }  // namespace quern::cuda
