@@ -15,6 +15,7 @@
 #include "app/startup.h"
 #include "app/with_server/model_text.h"
 #include "app/with_server/network_options.h"
+#include "app/with_server/open_files.h"
 #include "app/with_server/service_notifier.h"
 #include "app/with_server/stats_log.h"
 #include "base/log.h"
@@ -75,6 +76,7 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
 
   server_settings.api.version = version();
   server_settings.api.page = !options.disable_page;
+  allow_connections(options.network.max_connections);
   // The engine is declared before the server and so outlives it.
   std::unique_ptr<engine::Engine> engine;
   ASSIGN_OR_RETURN(const std::unique_ptr<server::Server> server, server::Server::start(server_settings));

@@ -1,4 +1,5 @@
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -204,6 +205,27 @@ TEST_F(Operations, RotatesItsAccessLogOnAUserSignal) {
   while (!std::filesystem::exists(log)) EXPECT_TRUE(is_answered(HttpClient(port_of(server))));
   server.send(SIGTERM);
   EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(Operations, MakesRoomForItsConnectionsOrSaysThatThereIsNone) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit low{.rlim_cur = 256, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  {
+    BackgroundProgram server(arguments({"--port", "0", "--max-connections", "500"}));
+    ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
+    EXPECT_THAT(HttpClient::fetch(port_of(server), "GET", "/metrics")->body, HasSubstr("\nprocess_max_fds 756\n"));
+    EXPECT_THAT(server.log(), Not(HasSubstr("--max-connections")));
+  }
+  {
+    BackgroundProgram server(arguments({"--port", "0", "--max-connections", "1000000"}));
+    ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
+    if (before.rlim_max < 1'000'256) {
+      EXPECT_THAT(server.log(), HasSubstr("fewer than --max-connections 1000000 needs"));
+    }
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST_F(Operations, KeysInFilesAreAskedForAndNeverTold) {
