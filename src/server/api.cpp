@@ -18,6 +18,7 @@ constexpr std::array kRoutes{
     Route{"POST", "/v1/completions", completions, "A prompt as it stands: text or token ids", describe_completion, "completion"},
     Route{"POST", "/v1/completions/render", render_completion, "The prompts of such a request, as text and token ids", describe_completion, "completion"},
     Route{"POST", "/v1/responses", create_response, "OpenAI's Responses", describe_response, "responses"},
+    Route{"POST", "/v1/responses/input_tokens", count_response_tokens, "How many tokens such a request has", describe_response, "responses"},
     Route{"GET", "/v1/responses/{response_id}/input_items", list_input_items, "What a stored response was made from"},
     Route{"GET", "/v1/responses/{response_id}", get_response, "A stored response"},
     Route{"DELETE", "/v1/responses/{response_id}", delete_response, "Forgets a stored response"},

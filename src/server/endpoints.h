@@ -65,6 +65,7 @@ HttpAnswer detokenize(const ServicePtr& service, const HttpRequest& request);
 HttpAnswer render_chat_completion(const ServicePtr& service, const HttpRequest& request);
 HttpAnswer render_completion(const ServicePtr& service, const HttpRequest& request);
 HttpAnswer create_response(const ServicePtr& service, const HttpRequest& request);
+HttpAnswer count_response_tokens(const ServicePtr& service, const HttpRequest& request);
 HttpAnswer get_response(const ServicePtr& service, const HttpRequest& request);
 HttpAnswer delete_response(const ServicePtr& service, const HttpRequest& request);
 HttpAnswer list_input_items(const ServicePtr& service, const HttpRequest& request);

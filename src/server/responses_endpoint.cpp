@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <variant>
 #include <vector>
 
 #include "server/answer.h"
@@ -84,25 +85,38 @@ Result<PreparedPrompt> prepare_truncated(const Service& service, ResponsesReques
   return without(high);
 }
 
+/// A request and the messages of the response that it goes on from.
+struct ReadRequest {
+  ResponsesRequest request;
+  Json earlier = Json::array();
+};
+std::variant<ReadRequest, HttpResponse> read_request(const Service& service, const HttpRequest& http) {
+  const auto body = parse_json(http.body, "the request body");
+  if (!body) return error_response(body.error());
+  auto parsed = parse_responses_request(*body, service.context.sampling_defaults, service.limits());
+  if (!parsed) return error_response(parsed.error());
+  ReadRequest read{*std::move(parsed)};
+  const std::string& model = read.request.chat.generation.model;
+  if (!service.knows_model(model)) return unknown_model(service, model);
+  const std::string& previous_id = read.request.previous_response_id;
+  if (!previous_id.empty()) {
+    const auto previous = service.responses.find(previous_id);
+    if (previous == nullptr) return not_stored(previous_id, "previous_response_id");
+    read.earlier = previous->messages;
+  }
+  complete_conversation(read.request, read.earlier);
+  return read;
+}
+
 }  // namespace
 
 void describe_response(FieldLog& log) { (void)parse_responses_request(Json::object(), {}, kNoLimits, &log); }
 
 HttpAnswer create_response(const ServicePtr& service, const HttpRequest& http) {
-  const auto body = parse_json(http.body, "the request body");
-  if (!body) return error_response(body.error());
-  auto parsed = parse_responses_request(*body, service->context.sampling_defaults, service->limits());
-  if (!parsed) return error_response(parsed.error());
-  ResponsesRequest& request = *parsed;
+  auto read = read_request(*service, http);
+  if (auto* refusal = std::get_if<HttpResponse>(&read)) return std::move(*refusal);
+  auto& [request, earlier] = std::get<ReadRequest>(read);
   const GenerationFields& fields = request.chat.generation;
-  if (!service->knows_model(fields.model)) return unknown_model(*service, fields.model);
-  Json earlier = Json::array();
-  if (!request.previous_response_id.empty()) {
-    const auto previous = service->responses.find(request.previous_response_id);
-    if (previous == nullptr) return not_stored(request.previous_response_id, "previous_response_id");
-    earlier = previous->messages;
-  }
-  complete_conversation(request, earlier);
   auto prompt = request.truncate ? prepare_truncated(*service, request) : prepare_chat(*service, request.chat);
   if (!prompt) return bad_prompt(prompt.error());
   if (const auto error = check_chat_window(*service, request.chat, "input", prompt->ids.size())) {
@@ -111,7 +125,7 @@ HttpAnswer create_response(const ServicePtr& service, const HttpRequest& http) {
 
   // Nobody but the server chooses these ids: whoever knows one can read the response.
   const ResponseHeader header = response_header(*service, fields, new_request_id("resp_"));
-  const auto store = [service, id = header.id, items = request.input_items, messages = std::move(earlier), own = request.messages](const Json& response) {
+  const auto store = [service, id = header.id, items = request.input_items, messages = earlier, own = request.messages](const Json& response) {
     StoredResponse stored{response, Json::array(), messages};
     for (size_t i = 0; i < items.size(); ++i) {
       Json item = items[i];
@@ -130,6 +144,14 @@ HttpAnswer create_response(const ServicePtr& service, const HttpRequest& http) {
   HttpAnswer answer = make_answer(service, std::move(*generation), std::move(format), fields.stream);
   add_header(answer, "X-Request-Id", base_request_id(http, fields));
   return answer;
+}
+
+HttpAnswer count_response_tokens(const ServicePtr& service, const HttpRequest& http) {
+  auto read = read_request(*service, http);
+  if (auto* refusal = std::get_if<HttpResponse>(&read)) return std::move(*refusal);
+  const auto prompt = prepare_chat(*service, std::get<ReadRequest>(read).request.chat);
+  if (!prompt) return bad_prompt(prompt.error());
+  return HttpResponse{200, dump_json(Json{{"object", "response.input_tokens"}, {"input_tokens", prompt->ids.size()}})};
 }
 
 HttpAnswer get_response(const ServicePtr& service, const HttpRequest& http) {

@@ -96,6 +96,11 @@ class Responses(unittest.TestCase):
         with self.assertRaises(openai.NotFoundError):
             self.client.responses.retrieve(self.respond(store=False).id)
 
+    def test_input_tokens(self):
+        arguments = {"model": self.model, "input": QUESTION, "instructions": "You are brief.", "tools": TOOLS}
+        counted = self.client.responses.input_tokens.count(**arguments).input_tokens
+        self.assertEqual(counted, self.client.responses.create(**arguments, max_output_tokens=2).usage.input_tokens)
+
     def test_thinking_switched_off(self):
         response = self.respond(reasoning={"effort": "none"})
         self.assertEqual(response.usage.output_tokens_details.reasoning_tokens, 0)

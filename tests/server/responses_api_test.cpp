@@ -245,6 +245,17 @@ TEST_F(ResponsesApi, StoresWhatItShallAndForgetsWhenAsked) {
   EXPECT_EQ(ask("PUT", "/v1/responses/" + id).header("Allow"), "GET, HEAD, DELETE, OPTIONS");
 }
 
+TEST_F(ResponsesApi, CountsTokensOfThePromptThatItWouldMake) {
+  start();
+  const std::string id = respond().json()["id"];
+  Json body = Json::parse(fmt::format(R"({{"input": "more", "previous_response_id": "{}", "instructions": "s", "tools": {}}})", id, kTools));
+  const Json counted = post("/v1/responses/input_tokens", body).json();
+  EXPECT_EQ(engine_.submitted().size(), 1u) << "counting asks the engine nothing";
+  ASSERT_EQ(post("/v1/responses", body).status, 200);
+  EXPECT_EQ(counted["input_tokens"], engine_.submitted()[1].prompt.size());
+  EXPECT_EQ(post("/v1/responses/input_tokens", Json::object()).json()["error"]["param"], "input");
+}
+
 TEST_F(ResponsesApi, ListsInputItemsInPages) {
   start();
   const std::string id = respond(R"({"input": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}, {"role": "user", "content": "c"}]})").json()["id"];

@@ -44,6 +44,7 @@ const std::vector<std::pair<std::string, Json>>& seeds() {
         "parallel_tool_calls": false, "temperature": 0.5})")},
       {"/v1/responses", Json::parse(R"({"input": [{"role": "user", "content": "q"}], "tools": [{"type": "function", "name": "f"}], "max_output_tokens": 9,
         "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}})")},
+      {"/v1/responses/input_tokens", Json::parse(R"({"input": [{"role": "user", "content": "hi"}], "instructions": "s"})")},
       {"/v1/messages", Json::parse(R"({"model": "qwen", "max_tokens": 5, "messages": [{"role": "user", "content": "hi 🙂"}], "system": "s", "stop_sequences": ["x"],
         "temperature": 0.5, "top_k": 5, "thinking": {"type": "enabled", "budget_tokens": 1024}})")},
       {"/v1/messages",
@@ -268,7 +269,7 @@ TEST_F(Robustness, MutatedRequestsGetAnAnswerAndNeverAFault) {
       if (path == "/v1/responses" && response->status == 200) stored = answer["id"];
     }
   }
-  EXPECT_EQ(answered.size(), 9u) << "every endpoint with a body";
+  EXPECT_EQ(answered.size(), 10u) << "every endpoint with a body";
   for (const auto& [path, count] : answered) EXPECT_GT(count, 500) << path;
   EXPECT_GE(parsed, kRequests / 2);
   EXPECT_GT(damaged, kRequests / 16);
