@@ -1,6 +1,7 @@
 #include <numeric>
 #include <thread>
 
+#include "backends/cpu/cpu_info.h"
 #include "backends/cpu/thread_pool.h"
 #include "ops/bed.h"
 #include "ops/select.h"
@@ -43,6 +44,13 @@ TEST(CpuDevice, ReadsHostMemoryInPlace) {
   EXPECT_EQ(buffer->address(), memory.data());
   EXPECT_EQ(buffer->size_bytes(), 10u);
   EXPECT_EQ(device->allocated_bytes(), 0u);
+}
+
+TEST(CpuInfo, ReadsTheKernelsNumberLists) {
+  EXPECT_EQ(cpu::parse_number_list("0\n"), std::vector<int>{0});
+  EXPECT_EQ(cpu::parse_number_list("0-2,5,7-8"), (std::vector<int>{0, 1, 2, 5, 7, 8}));
+  for (const char* text : {"", "\n", "x", "1-", "3-2", "1,", ",1", "1 2"}) EXPECT_TRUE(cpu::parse_number_list(text).empty()) << text;
+  EXPECT_FALSE(cpu::memory_nodes().empty());
 }
 
 TEST(ThreadPool, CoversEveryRangeExactlyOnce) {

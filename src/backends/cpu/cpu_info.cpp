@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -109,6 +111,40 @@ int usable_cores() {
   if (double quota = 0, period = 0; file >> quota >> period && period > 0 && quota > 0)
     cores = std::min(cores, std::max(1, static_cast<int>(quota / period + 0.5)));
   return std::max(cores, 1);
+}
+
+std::vector<int> parse_number_list(std::string_view text) {
+  std::vector<int> numbers;
+  const auto take_number = [&]() -> int {  // -1 where there is none
+    int number = -1;
+    const char* end = std::from_chars(text.data(), text.data() + text.size(), number).ptr;
+    text.remove_prefix(static_cast<size_t>(end - text.data()));
+    return number;
+  };
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.remove_suffix(1);
+  for (bool more = !text.empty(); more;) {
+    const int first = take_number();
+    int last = first;
+    if (text.starts_with('-')) {
+      text.remove_prefix(1);
+      last = take_number();
+    }
+    if (first < 0 || last < first) return {};
+    for (int number = first; number <= last; ++number) numbers.push_back(number);
+    more = text.starts_with(',');
+    if (more) text.remove_prefix(1);
+    else if (!text.empty()) return {};
+  }
+  return numbers;
+}
+
+std::vector<int> memory_nodes() {
+  std::string line;
+  std::ifstream file("/sys/devices/system/node/has_memory");
+  std::getline(file, line);
+  std::vector<int> nodes = parse_number_list(line);
+  if (nodes.empty()) nodes.push_back(0);
+  return nodes;
 }
 
 ops::DeviceTraits host_traits() {

@@ -1,11 +1,16 @@
 #include "backends/cpu/device.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <vector>
 
 #include "backends/cpu/cpu_info.h"
+#include "base/log.h"
 #include "base/shape.h"
 
 namespace quern::cpu {
@@ -13,6 +18,20 @@ namespace quern::cpu {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+
+/// On a machine with several memory nodes the pages of fresh memory lie on all of them in turn: threads take work as they come, so no page has an owner to be near to, and
+/// reading uses the channels of all nodes. A wish, like huge pages: where the kernel refuses, pages lie where they are first touched.
+void interleave(void* data, size_t size_bytes) {
+  static const std::vector<int> nodes = memory_nodes();
+  if (nodes.size() < 2) return;
+  constexpr int kInterleave = 3;  // MPOL_INTERLEAVE of <linux/mempolicy.h>
+  constexpr size_t kBits = 8 * sizeof(unsigned long);
+  std::vector<unsigned long> mask(static_cast<size_t>(nodes.back()) / kBits + 1);
+  for (const int node : nodes) mask[static_cast<size_t>(node) / kBits] |= 1ul << (static_cast<size_t>(node) % kBits);
+  static std::once_flag told;
+  if (syscall(SYS_mbind, data, size_bytes, kInterleave, mask.data(), mask.size() * kBits + 1, 0) != 0)
+    std::call_once(told, [] { log_debug("memory is not spread over the nodes of this machine: {}", std::strerror(errno)); });
+}
 
 /// Pages of our own, zero-filled by the kernel on first touch.
 class MappedBuffer final : public ops::Buffer {
@@ -86,6 +105,7 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::st
     return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes of memory, which the system refuses: {}", purpose, size_bytes,
                       std::strerror(errno));
   if (size_bytes >= kHugePage) madvise(data, size_bytes, MADV_HUGEPAGE);  // a wish; small pages do as well
+  interleave(data, size_bytes);
   return std::unique_ptr<ops::Buffer>(std::make_unique<MappedBuffer>(static_cast<std::byte*>(data), size_bytes, allocated_));
 }
 
