@@ -14,6 +14,7 @@
 #include "app/exit_code.h"
 #include "app/load_generator.h"
 #include "app/random_prompts.h"
+#include "app/served_model.h"
 #include "app/serving_charts.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -38,19 +39,6 @@ struct BenchServeOptions {
   SweptQuantity swept = SweptQuantity::kConcurrency;
   ReportOptions report;
 };
-
-/// The served name: as given, or the first of /v1/models.
-Result<std::string> model_name(const HttpAddress& address, const BenchServeOptions& options, const std::vector<std::string>& headers) {
-  if (!options.model.empty()) return options.model;
-  Result<HttpReply> reply = http_call(address, {.path = "/v1/models", .headers = headers});
-  if (!reply) return reply.error().with_context(address.host());
-  const Result<Json> models = parse_json(reply->body, "/v1/models");
-  if (reply->status != 200 || !models || !models->is_object() || !models->contains("data") || models->at("data").empty() ||
-      !models->at("data")[0].contains("id"))
-    return make_error(ErrorCode::kUnavailable, "{}: /v1/models answered {} and names no model; is the server ready? --model gives the name",
-                      address.host(), reply->status);
-  return models->at("data")[0]["id"].get<std::string>();
-}
 
 /// Token ids for completions: lengths are exact and no tokenizer is needed on either side. Chat takes text: one short word for a token,
 /// about.
@@ -129,7 +117,10 @@ Result<void> bench_serve(const BenchServeOptions& options) {
                                                            : "/v1/completions";
   if (const char* key = std::getenv("OPENAI_API_KEY"); key != nullptr && *key != '\0')
     load.headers.push_back(fmt::format("Authorization: Bearer {}", key));
-  ASSIGN_OR_RETURN(const std::string model, model_name(address, options, load.headers));
+  std::string model = options.model;
+  if (model.empty()) {
+    ASSIGN_OR_RETURN(model, served_model(address, load.headers, "--model"));
+  }
 
   // One request outside the measurement shows whether anything works at all.
   const ServingRun trial =

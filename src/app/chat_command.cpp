@@ -12,9 +12,11 @@
 #include "app/chat_terminal.h"
 #include "app/commands.h"
 #include "app/exit_code.h"
+#include "app/json_members.h"
 #include "app/line_editor.h"
 #include "app/local_server.h"
 #include "app/progress.h"
+#include "app/served_model.h"
 #include "base/log.h"
 
 // `quern chat`: a conversation in the terminal, with a server that runs or with a MODEL that it loads itself. What comes through a pipe is
@@ -47,28 +49,13 @@ Result<void> wait_until_ready(const HttpAddress& address) {
   for (;;) {
     ASSIGN_OR_RETURN(const HttpReply reply, http_call(address, {.path = "/ready"}));
     const Result<Json> state = parse_json(reply.body, "/ready");
-    if (reply.status != 503 || !state || !state->is_object() || state->value("status", "") != "loading") break;
+    if (reply.status != 503 || !state || text_of(*state, "status") != "loading") break;
     if (progress == nullptr) progress = std::make_unique<Progress>("the server loads its model", 0);
-    const auto fraction = state->find("fraction");
-    progress->update(state->value("phase", "") == "loading_weights" && fraction->is_number() ? fraction->get<double>() : 0);
+    progress->update(text_of(*state, "phase") == "loading_weights" ? number_of(*state, "fraction").value_or(0) : 0);
     std::this_thread::sleep_for(std::chrono::milliseconds(250));
   }
   if (progress != nullptr) progress->finish(false);
   return {};
-}
-
-Result<std::string> first_model(const HttpAddress& address, const std::vector<std::string>& headers) {
-  ASSIGN_OR_RETURN(const HttpReply reply, http_call(address, {.path = "/v1/models", .headers = headers}));
-  if (reply.status == 401)
-    return make_error(ErrorCode::kUnauthenticated, "{} wants an API key: --api-key gives it, or the environment variable OPENAI_API_KEY",
-                      address.host());
-  const Result<Json> models = parse_json(reply.body, "/v1/models");
-  if (reply.status == 200 && models && models->is_object() && models->contains("data") && (*models)["data"].is_array() &&
-      !(*models)["data"].empty() && (*models)["data"][0].is_object() && (*models)["data"][0].contains("id") &&
-      (*models)["data"][0]["id"].is_string())
-    return (*models)["data"][0]["id"].get<std::string>();
-  return make_error(ErrorCode::kUnavailable, "{}: /v1/models answers {} and names no model; --model-name gives the name", address.host(),
-                    reply.status);
 }
 
 std::string read_stdin() {
@@ -105,7 +92,7 @@ Result<void> chat(ChatOptions& options) {
   if (key.find_first_of("\r\n") != std::string::npos) return invalid_argument("the API key has a line break in it");
   if (!key.empty()) server.headers.push_back(fmt::format("Authorization: Bearer {}", key));
   if (server.model.empty()) {
-    ASSIGN_OR_RETURN(server.model, first_model(*address, server.headers));
+    ASSIGN_OR_RETURN(server.model, served_model(*address, server.headers, "--model-name"));
   }
 
   ChatSession session(std::move(server));

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "app/event_stream.h"
+#include "app/json_members.h"
 #include "app/nearest.h"
 #include "app/option.h"
 
@@ -38,11 +39,10 @@ class Answer {
     if (!error_.empty()) return make_error(ErrorCode::kUnavailable, "{}", error_);
     if (status == 200) return std::nullopt;
     std::string words = refusal_.substr(0, 500);
-    if (const Result<Json> body = parse_json(refusal_, "answer");
-        body && body->is_object() && body->contains("error") && (*body)["error"].is_object()) {
-      words = (*body)["error"].value("message", words);
-      if (const auto field = (*body)["error"].find("param"); field != (*body)["error"].end() && field->is_string())
-        words = fmt::format("{}: {}", field->get<std::string>(), words);
+    const Result<Json> body = parse_json(refusal_, "answer");
+    if (const Json* error = body ? object_of(*body, "error") : nullptr) {
+      if (const std::string_view message = text_of(*error, "message"); !message.empty()) words = message;
+      if (const std::string_view field = text_of(*error, "param"); !field.empty()) words = fmt::format("{}: {}", field, words);
     }
     return make_error(status == 401 ? ErrorCode::kUnauthenticated : ErrorCode::kUnavailable, "the server answers {}: {}", status, words);
   }
@@ -53,11 +53,6 @@ class Answer {
   bool done = false;
 
  private:
-  static std::string_view text_of(const Json& delta, const char* name) {
-    const auto found = delta.find(name);
-    return found != delta.end() && found->is_string() ? std::string_view(found->get_ref<const std::string&>()) : std::string_view();
-  }
-
   void take_event(std::string_view data) {
     if (data == "[DONE]") {
       done = true;
@@ -68,29 +63,28 @@ class Answer {
       error_ = "an event of the stream is no JSON object";
       return;
     }
-    if (const auto error = event->find("error"); error != event->end()) {
-      error_ = error->is_object() ? error->value("message", error->dump()) : error->dump();
+    if (const Json* error = member_of(*event, "error"); error != nullptr && !error->is_null()) {
+      error_ = text_of(*error, "message");
+      if (error_.empty()) error_ = dump_json(*error);
       return;
     }
-    if (const auto choices = event->find("choices");
-        choices != event->end() && choices->is_array() && !choices->empty() && choices->front().is_object())
-      take_choice(choices->front());
-    if (const auto usage = event->find("usage"); usage != event->end() && usage->is_object()) {
-      figures.prompt_tokens = usage->value("prompt_tokens", int64_t{0});
-      figures.output_tokens = usage->value("completion_tokens", int64_t{0});
-      if (const auto details = usage->find("prompt_tokens_details"); details != usage->end() && details->is_object())
-        figures.cached_tokens = details->value("cached_tokens", int64_t{0});
+    if (const Json* choices = array_of(*event, "choices"); choices != nullptr && !choices->empty()) take_choice(choices->front());
+    if (const Json* usage = object_of(*event, "usage")) {
+      figures.prompt_tokens = count_of(*usage, "prompt_tokens").value_or(0);
+      figures.output_tokens = count_of(*usage, "completion_tokens").value_or(0);
+      if (const Json* details = object_of(*usage, "prompt_tokens_details"))
+        figures.cached_tokens = count_of(*details, "cached_tokens").value_or(0);
     }
   }
 
   void take_choice(const Json& choice) {
     if (const std::string_view reason = text_of(choice, "finish_reason"); !reason.empty()) figures.finish_reason = reason;
-    const auto delta = choice.find("delta");
-    if (delta == choice.end() || !delta->is_object()) return;
+    const Json* delta = object_of(choice, "delta");
+    if (delta == nullptr) return;
     const std::string_view plain = text_of(*delta, "reasoning_content");
     const std::string_view thought = plain.empty() ? text_of(*delta, "reasoning") : plain, text = text_of(*delta, "content");
-    const auto called = delta->find("tool_calls");
-    const bool calls_tools = called != delta->end() && called->is_array() && !called->empty();
+    const Json* called = array_of(*delta, "tool_calls");
+    const bool calls_tools = called != nullptr && !called->empty();
     if (thought.empty() && text.empty() && !calls_tools) return;
     const Clock::time_point now = Clock::now();
     if (!begun_) {
@@ -109,13 +103,14 @@ class Answer {
   }
 
   void take_call(const Json& piece) {
-    if (!piece.is_object()) return;
-    const auto index = piece.value("index", size_t{0});
-    if (index > 128) return;
+    constexpr int64_t kMostCalls = 128;
+    const int64_t number = count_of(piece, "index").value_or(0);
+    if (number < 0 || number >= kMostCalls) return;
+    const auto index = static_cast<size_t>(number);
     while (calls.size() <= index) calls.push_back({{"id", ""}, {"type", "function"}, {"function", {{"name", ""}, {"arguments", ""}}}});
     const auto append = [](Json& target, std::string_view text) { target = target.get<std::string>() + std::string(text); };
     append(calls[index]["id"], text_of(piece, "id"));
-    if (const auto function = piece.find("function"); function != piece.end() && function->is_object()) {
+    if (const Json* function = object_of(piece, "function")) {
       append(calls[index]["function"]["name"], text_of(*function, "name"));
       append(calls[index]["function"]["arguments"], text_of(*function, "arguments"));
     }

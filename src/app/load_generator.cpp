@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "app/event_stream.h"
+#include "app/json_members.h"
 #include "base/hash.h"
 #include "base/json.h"
 
@@ -68,13 +69,11 @@ class Transfer {
       served_.error = "an event is not a JSON object";
       return;
     }
-    if (const auto error = event->find("error"); error != event->end()) served_.error = error->dump();
-    if (const auto choices = event->find("choices"); choices != event->end() && choices->is_array() && !choices->empty()) {
-      if (has_token(choices->front())) take_token(now);
-    }
-    if (const auto usage = event->find("usage"); usage != event->end() && usage->is_object()) {
-      served_.output_len = usage->value("completion_tokens", served_.output_len);
-      served_.input_len = usage->value("prompt_tokens", served_.input_len);
+    if (const Json* error = member_of(*event, "error"); error != nullptr && !error->is_null()) served_.error = error->dump();
+    if (const Json* choices = array_of(*event, "choices"); choices != nullptr && !choices->empty() && has_token(choices->front())) take_token(now);
+    if (const Json* usage = object_of(*event, "usage")) {
+      served_.output_len = count_of(*usage, "completion_tokens").value_or(served_.output_len);
+      served_.input_len = count_of(*usage, "prompt_tokens").value_or(served_.input_len);
     }
   }
 
