@@ -42,6 +42,11 @@ struct LinearShape {
   [[nodiscard]] size_t packed_bytes() const;
 };
 
+/// Scale blocks that `extent` rows or columns touch, the first of which lies `offset` < 128 inside a block.
+constexpr int64_t scale_blocks(int64_t offset, int64_t extent) { return (offset + extent + kScaleBlock - 1) / kScaleBlock; }
+/// Most scales that a weight of this shape can have, wherever it begins in the scale grid; 0 without FP8.
+int64_t max_scales(const LinearShape& shape);
+
 /// One linear weight (or this rank's slice of it) as stored, in device memory, ready to be packed.
 ///   weight  [out_features, in_features] of stored_dtype(scheme)
 ///   scale   f32: [ceil((row_offset + out) / 128) - row_offset / 128, the same for columns] for block, [out] for channel, [1] for tensor, empty otherwise.
@@ -53,5 +58,7 @@ struct LinearSource {
   int64_t row_offset = 0, column_offset = 0;  // of this slice inside its first scale block: weight row r has scale row (row_offset + r) / 128
   std::optional<float> input_scale;           // static activation scale
 };
+/// That `source` is what a kernel made for `shape` expects: extents, dtypes and number of scales. A weight or scales that are not there are left to the kernel.
+void check_source(const LinearSource& source, const LinearShape& shape);
 
 }  // namespace quern::ops

@@ -4,6 +4,7 @@
 #include "backends/cpu/plain.h"
 #include "backends/cpu/scratch.h"
 #include "backends/cpu/vector_math.h"
+#include "ops/kv_dtype.h"
 
 namespace quern::cpu::plain {
 
@@ -199,9 +200,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
 }  // namespace
 
 ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits&) {
-  if (problem.kv != problem.activation && problem.kv != DType::kE4M3)
-    return ops::refuse("KV dtype {} with {} activations is not supported; {} and e4m3 are", dtype_name(problem.kv),
-                       dtype_name(problem.activation), dtype_name(problem.activation));
+  if (ops::Verdict verdict = ops::accepts_kv(problem.kv, problem.activation); !verdict.accepted) return verdict;
   return accepts_activation(problem.activation, problem.out);
 }
 

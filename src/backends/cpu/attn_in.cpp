@@ -2,6 +2,7 @@
 #include "backends/cpu/packed_linear.h"
 #include "backends/cpu/plain.h"
 #include "backends/cpu/scratch.h"
+#include "ops/kv_dtype.h"
 
 namespace quern::cpu::plain {
 
@@ -153,9 +154,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
 }  // namespace
 
 ops::Verdict accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTraits&) {
-  if (problem.kv != problem.activation && problem.kv != DType::kE4M3)
-    return ops::refuse("KV dtype {} with {} activations is not supported; {} and e4m3 are", dtype_name(problem.kv),
-                       dtype_name(problem.activation), dtype_name(problem.activation));
+  if (ops::Verdict verdict = ops::accepts_kv(problem.kv, problem.activation); !verdict.accepted) return verdict;
   return accepts_activation(problem.activation);
 }
 

@@ -1,7 +1,28 @@
-#include "backends/cuda/attention_args.h"
-#include "backends/cuda/plain.h"
+#include "backends/cuda/attention.h"
 
-namespace quern::cuda::plain {
+#include "ops/kv_dtype.h"
+
+namespace quern::cuda {
+
+AttentionArgs attention_arguments(const ops::Attention::Problem& problem, const ops::Buffer& kv_head, const ops::Rows& rows, const ops::TensorView& query,
+                                  const ops::TensorView& gate, const ops::KvCacheView& kv, int32_t first_index, const ops::Activation& out) {
+  AttentionArgs args{};
+  args.step = plain::step_tables(rows);
+  args.kinds = kPromptRuns | kDecodeRuns;
+  args.num_q_heads = static_cast<int32_t>(problem.num_q_heads);
+  args.num_kv_heads = static_cast<int32_t>(problem.num_kv_heads);
+  args.head_dim = static_cast<int32_t>(problem.head_dim);
+  args.first_index = first_index;
+  args.activation = problem.activation;
+  args.query = plain::address_or_null<const void>(query);
+  args.gate = plain::address_or_null<const void>(gate);
+  args.out = plain::address_or_null<void>(out.data);
+  args.kv_head = reinterpret_cast<const int32_t*>(kv_head.address());
+  args.kv = plain::kv_cache(kv);
+  return args;
+}
+
+namespace plain {
 
 namespace {
 
@@ -14,19 +35,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& query, const ops::TensorView& gate, const ops::KvCacheView& kv,
                int32_t first_index, const ops::Activation& out, ops::Launch& launch) const override {
-    AttentionArgs args{};
-    args.step = step_tables(rows);
-    args.kinds = kPromptRuns | kDecodeRuns;
-    args.num_q_heads = static_cast<int32_t>(problem_.num_q_heads);
-    args.num_kv_heads = static_cast<int32_t>(problem_.num_kv_heads);
-    args.head_dim = static_cast<int32_t>(problem_.head_dim);
-    args.first_index = first_index;
-    args.activation = problem_.activation;
-    args.query = address_or_null<const void>(query);
-    args.gate = address_or_null<const void>(gate);
-    args.out = address_or_null<void>(out.data);
-    args.kv_head = reinterpret_cast<const int32_t*>(kv_head_->address());
-    args.kv = kv_cache(kv);
+    const AttentionArgs args = attention_arguments(problem_, *kv_head_, rows, query, gate, kv, first_index, out);
     cuda_stream(launch.stream)
         .launch(attention_, {.grid = {static_cast<unsigned>(rows.num_rows), static_cast<unsigned>(problem_.num_q_heads)}, .block = {256}}, args);
   }
@@ -40,9 +49,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
 }  // namespace
 
 ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits& traits) {
-  if (problem.kv != problem.activation && problem.kv != DType::kE4M3)
-    return ops::refuse("KV dtype {} with {} activations is not supported; {} and e4m3 are", dtype_name(problem.kv),
-                       dtype_name(problem.activation), dtype_name(problem.activation));
+  if (ops::Verdict verdict = ops::accepts_kv(problem.kv, problem.activation); !verdict.accepted) return verdict;
   if (problem.head_dim > kMaxHeadDim) return ops::refuse("heads of {} elements; up to {} are supported", problem.head_dim, kMaxHeadDim);
   return accepts_activation(traits, problem.activation, problem.out);
 }
@@ -55,4 +62,6 @@ Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Probl
   return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, attention, std::move(kv_head)));
 }
 
-}  // namespace quern::cuda::plain
+}  // namespace plain
+
+}  // namespace quern::cuda

@@ -1,5 +1,6 @@
 #include "backends/cuda/attention_args.h"
 #include "backends/cuda/plain.h"
+#include "ops/kv_dtype.h"
 
 namespace quern::cuda::plain {
 
@@ -122,9 +123,7 @@ KvCache kv_cache(const ops::KvCacheView& kv) {
 }
 
 ops::Verdict accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTraits& traits) {
-  if (problem.kv != problem.activation && problem.kv != DType::kE4M3)
-    return ops::refuse("KV dtype {} with {} activations is not supported; {} and e4m3 are", dtype_name(problem.kv),
-                       dtype_name(problem.activation), dtype_name(problem.activation));
+  if (ops::Verdict verdict = ops::accepts_kv(problem.kv, problem.activation); !verdict.accepted) return verdict;
   if (problem.head_dim > kMaxHeadDim) return ops::refuse("heads of {} elements; up to {} are supported", problem.head_dim, kMaxHeadDim);
   return accepts_activation(traits, problem.activation);
 }

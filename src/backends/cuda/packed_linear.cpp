@@ -14,21 +14,6 @@ namespace {
 constexpr unsigned kThreads = 256;
 constexpr int64_t kFeaturesPerBlock = 8, kRowsPerBlock = 4;  // of linear.cu
 
-int64_t scale_blocks(int64_t offset, int64_t extent) { return ceil_div(offset + extent, kScaleBlock); }
-
-/// Most scales a weight of this shape can have, wherever it begins in the scale grid.
-int64_t max_scales(const ops::LinearShape& shape) {
-  switch (shape.scheme) {
-    case WeightScheme::kF32:
-    case WeightScheme::kBF16:
-    case WeightScheme::kF16: return 0;
-    case WeightScheme::kFp8Block: return (ceil_div(shape.out_features, kScaleBlock) + 1) * (ceil_div(shape.in_features, kScaleBlock) + 1);
-    case WeightScheme::kFp8Channel: return shape.out_features;
-    case WeightScheme::kFp8Tensor: return 1;
-  }
-  CHECK_UNREACHABLE();
-}
-
 Weight::Scales scales_of(WeightScheme scheme) {
   switch (scheme) {
     case WeightScheme::kF32:
@@ -50,27 +35,20 @@ ops::TensorView bytes_of(ops::Buffer& buffer, size_t offset, size_t size) {
 PackedLinear::PackedLinear(const ops::LinearShape& shape, size_t offset_bytes) : shape_(shape), weight_at_(offset_bytes) {
   const size_t weight_bytes = static_cast<size_t>(shape.out_features * shape.in_features) * dtype_size(stored_dtype(shape.scheme));
   scale_at_ = Scratch::size(weight_at_ + weight_bytes);
-  offsets_at_ = static_cast<size_t>(round_up(static_cast<int64_t>(scale_at_) + max_scales(shape) * 4, 8));
+  offsets_at_ = static_cast<size_t>(round_up(static_cast<int64_t>(scale_at_) + ops::max_scales(shape) * 4, 8));
   end_ = ops::is_fp8(shape.scheme) ? Scratch::size(offsets_at_ + sizeof(GridOffsets)) : scale_at_;
 }
 
 void PackedLinear::pack(const ops::LinearSource& source, ops::Buffer& packed, ops::Stream& stream) const {
-  CHECK(source.shape == shape_);
+  ops::check_source(source, shape_);
   CHECK(end_ <= packed.size_bytes());
   const GridOffsets offsets{source.row_offset % kScaleBlock, source.column_offset % kScaleBlock};
   if (!source.weight.empty()) {
-    CHECK(source.weight.shape == Shape({shape_.out_features, shape_.in_features}));
-    CHECK(source.weight.dtype == stored_dtype(shape_.scheme));
     const ops::TensorView from{source.weight.buffer, source.weight.offset_bytes, DType::kU8, Shape{static_cast<int64_t>(source.weight.size_bytes())}};
     stream.copy(from, bytes_of(packed, weight_at_, source.weight.size_bytes()));
   }
   if (!ops::is_fp8(shape_.scheme)) return;
   if (!source.scale.empty()) {
-    int64_t expected = max_scales(shape_);
-    if (shape_.scheme == WeightScheme::kFp8Block)
-      expected = scale_blocks(offsets.row, shape_.out_features) * scale_blocks(offsets.column, shape_.in_features);
-    CHECK(source.scale.dtype == DType::kF32);
-    CHECK(source.scale.shape.num_elements() == expected);
     const ops::TensorView from{source.scale.buffer, source.scale.offset_bytes, DType::kU8, Shape{static_cast<int64_t>(source.scale.size_bytes())}};
     stream.copy(from, bytes_of(packed, scale_at_, source.scale.size_bytes()));
   }

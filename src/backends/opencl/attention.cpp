@@ -1,4 +1,5 @@
 #include "backends/opencl/plain.h"
+#include "ops/kv_dtype.h"
 
 namespace quern::opencl::plain {
 
@@ -30,8 +31,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
 }  // namespace
 
 ops::Verdict accepts_kv(const ops::DeviceTraits& traits, DType activation, DType kv, int64_t head_dim, ops::ActivationLayout layout) {
-  if (kv != activation && kv != DType::kE4M3)
-    return ops::refuse("KV dtype {} with {} activations is not supported; {} and e4m3 are", dtype_name(kv), dtype_name(activation), dtype_name(activation));
+  if (ops::Verdict verdict = ops::accepts_kv(kv, activation); !verdict.accepted) return verdict;
   if (head_dim > kMaxHeadDim) return ops::refuse("heads of {} elements; up to {} are supported", head_dim, kMaxHeadDim);
   return accepts_activation(traits, activation, layout);
 }

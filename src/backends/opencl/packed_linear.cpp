@@ -18,21 +18,6 @@ struct GridOffsets {
   int64_t row = 0, column = 0;
 };
 
-int64_t scale_blocks(int64_t offset, int64_t extent) { return ceil_div(offset + extent, kScaleBlock); }
-
-/// Most scales a weight of this shape can have, wherever it begins in the scale grid.
-int64_t max_scales(const ops::LinearShape& shape) {
-  switch (shape.scheme) {
-    case WeightScheme::kF32:
-    case WeightScheme::kBF16:
-    case WeightScheme::kF16: return 0;
-    case WeightScheme::kFp8Block: return (ceil_div(shape.out_features, kScaleBlock) + 1) * (ceil_div(shape.in_features, kScaleBlock) + 1);
-    case WeightScheme::kFp8Channel: return shape.out_features;
-    case WeightScheme::kFp8Tensor: return 1;
-  }
-  CHECK_UNREACHABLE();
-}
-
 ops::TensorView bytes_of(ops::Buffer& buffer, size_t offset, size_t size) { return {&buffer, offset, DType::kU8, Shape{static_cast<int64_t>(size)}}; }
 
 const char* weight_definition(DType dtype) {
@@ -50,7 +35,7 @@ const char* weight_definition(DType dtype) {
 PackedLinear::PackedLinear(const ops::LinearShape& shape, size_t offset_bytes) : shape_(shape), weight_at_(offset_bytes) {
   const size_t weight_bytes = static_cast<size_t>(shape.out_features * shape.in_features) * dtype_size(dtype());
   scale_at_ = Scratch::size(weight_at_ + weight_bytes);
-  offsets_at_ = static_cast<size_t>(round_up(static_cast<int64_t>(scale_at_) + max_scales(shape) * 4, sizeof(GridOffsets)));
+  offsets_at_ = static_cast<size_t>(round_up(static_cast<int64_t>(scale_at_) + ops::max_scales(shape) * 4, sizeof(GridOffsets)));
   end_ = ops::is_fp8(shape.scheme) ? Scratch::size(offsets_at_ + sizeof(GridOffsets)) : scale_at_;
 }
 
@@ -67,25 +52,14 @@ int32_t PackedLinear::scales() const {
 }
 
 void PackedLinear::pack(const ops::LinearSource& source, ops::Buffer& packed, Stream& stream) const {
-  CHECK(source.shape == shape_);
+  ops::check_source(source, shape_);
   CHECK(end_ <= packed.size_bytes());
   const GridOffsets offsets{source.row_offset % kScaleBlock, source.column_offset % kScaleBlock};
   const auto copy = [&](const ops::TensorView& from, size_t at) {
     stream.copy(bytes_of(*from.buffer, from.offset_bytes, from.size_bytes()), bytes_of(packed, at, from.size_bytes()));
   };
-  if (!source.weight.empty()) {
-    CHECK(source.weight.shape == Shape({shape_.out_features, shape_.in_features}));
-    CHECK(source.weight.dtype == dtype());
-    copy(source.weight, weight_at_);
-  }
-  if (!source.scale.empty()) {
-    int64_t expected = max_scales(shape_);
-    if (shape_.scheme == WeightScheme::kFp8Block)
-      expected = scale_blocks(offsets.row, shape_.out_features) * scale_blocks(offsets.column, shape_.in_features);
-    CHECK(source.scale.dtype == DType::kF32);
-    CHECK(source.scale.shape.num_elements() == expected);
-    copy(source.scale, scale_at_);
-  }
+  if (!source.weight.empty()) copy(source.weight, weight_at_);
+  if (!source.scale.empty()) copy(source.scale, scale_at_);
   if (scales() == kScalesBlock) stream.set(place_in(packed, offsets_at_), offsets);
 }
 
