@@ -1,10 +1,12 @@
 #include "weights/loader.h"
 
+#include <atomic>
 #include <cstring>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/parallel.h"
 #include "weights/encode_fp8.h"
 #include "weights/slices.h"
 #include "weights/staging.h"
@@ -16,6 +18,20 @@ namespace {
 using ops::LinearSource;
 using ops::TensorView;
 using ops::WeightScheme;
+
+/// find_non_finite by several threads, which also bring the pages in.
+std::optional<size_t> first_non_finite(std::span<const std::byte> bytes, DType dtype) {
+  constexpr int64_t kGrainBytes = 4 << 20;
+  const size_t element = dtype_size(dtype), none = bytes.size() / element;
+  std::atomic<size_t> first = none;
+  parallel_pieces(static_cast<int64_t>(none), kGrainBytes / static_cast<int64_t>(element), [&](int64_t begin, int64_t end, int64_t) {
+    const auto bad = find_non_finite(bytes.subspan(static_cast<size_t>(begin) * element, static_cast<size_t>(end - begin) * element), dtype);
+    if (!bad) return;
+    const size_t at = static_cast<size_t>(begin) + *bad;
+    for (size_t known = first.load(); at < known && !first.compare_exchange_weak(known, at);) {}
+  });
+  return first < none ? std::optional(first.load()) : std::nullopt;
+}
 
 /// A rectangle of a stored matrix.
 class StoredRows {
@@ -52,7 +68,7 @@ class StoredRows {
                                 static_cast<size_t>(count) * element);
   }
   [[nodiscard]] Result<void> check(std::span<const std::byte> span, int64_t row, int64_t column) const {
-    const auto bad = find_non_finite(span, dtype_);
+    const auto bad = first_non_finite(span, dtype_);
     if (!bad) return {};
     const int64_t at = static_cast<int64_t>(*bad) + column;
     return invalid_argument("{}: element [{}, {}] is not a finite number{}; the file is damaged, or was written by a faulty conversion",
@@ -79,10 +95,10 @@ Result<TensorView> stage_weight(const StoredRows& rows, Staging& staging, std::s
 /// Whole rows are quantized and then cut, so that every cut of a row has the same scale.
 Result<void> stage_quantized(const StoredRows& rows, Staging& staging, std::string_view purpose, LinearSource& source) {
   std::vector<float> scales(static_cast<size_t>(rows.num_rows()));
-  std::vector<float> values;
-  std::vector<uint8_t> codes;
   const auto columns = static_cast<size_t>(rows.num_columns());
   const auto write = [&](int64_t first, int64_t count, std::byte* out) {
+    std::vector<float> values;
+    std::vector<uint8_t> codes;
     for (int64_t r = 0; r < count; ++r) {
       const auto whole = rows.whole_row(first + r);
       const size_t size = whole.size() / dtype_size(rows.dtype());

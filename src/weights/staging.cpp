@@ -1,7 +1,11 @@
 #include "weights/staging.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <utility>
+
+#include "base/parallel.h"
 
 namespace quern::weights {
 
@@ -40,19 +44,33 @@ Result<TensorView> Staging::copy(std::span<const float> values, const Shape& sha
 Result<TensorView> Staging::make_rows(DType dtype, int64_t rows, int64_t columns, std::string_view purpose, const WriteRows& write) {
   ASSIGN_OR_RETURN(const TensorView view, allocate(dtype, {rows, columns}, purpose));
   if (view.buffer == nullptr) return view;
+  const size_t row_bytes = static_cast<size_t>(columns) * dtype_size(dtype);
+  const auto write_rows = [&](int64_t first, int64_t count, std::byte* out) {
+    constexpr int64_t kGrainBytes = 1 << 20;
+    parallel_pieces(count, kGrainBytes / static_cast<int64_t>(row_bytes) + 1, [&](int64_t begin, int64_t end, int64_t) {
+      write(first + begin, end - begin, out + static_cast<size_t>(begin) * row_bytes);
+    });
+  };
   if (device_.reads_host_memory()) {
-    write(0, rows, view.data<std::byte>());
+    write_rows(0, rows, view.data<std::byte>());
     return view;
   }
-  const size_t row_bytes = static_cast<size_t>(columns) * dtype_size(dtype);
   const int64_t rows_at_once = std::clamp(static_cast<int64_t>(kChunkBytes / row_bytes), int64_t{1}, rows);
-  std::vector<std::byte> chunk(static_cast<size_t>(rows_at_once) * row_bytes);
-  for (int64_t row = 0; row < rows; row += rows_at_once) {
+  struct Chunk {
+    std::vector<std::byte> memory;
+    std::optional<ops::Mark> read;  // passed when the stream has read it
+  };
+  std::array<Chunk, 2> chunks;
+  for (int64_t row = 0, number = 0; row < rows; row += rows_at_once, ++number) {
     const int64_t count = std::min(rows_at_once, rows - row);
-    write(row, count, chunk.data());
-    stream_.copy_to_device(chunk.data(), TensorView{view.buffer, static_cast<size_t>(row) * row_bytes, dtype, {count, columns}});
-    RETURN_IF_ERROR(stream_.finish());
+    Chunk& chunk = chunks[static_cast<size_t>(number) % chunks.size()];
+    if (chunk.read) RETURN_IF_ERROR(stream_.wait(*chunk.read));
+    chunk.memory.resize(static_cast<size_t>(rows_at_once) * row_bytes);
+    write_rows(row, count, chunk.memory.data());
+    stream_.copy_to_device(chunk.memory.data(), TensorView{view.buffer, static_cast<size_t>(row) * row_bytes, dtype, {count, columns}});
+    chunk.read = stream_.mark();
   }
+  RETURN_IF_ERROR(stream_.finish());
   return view;
 }
 

@@ -14,7 +14,7 @@ namespace quern::weights {
 
 using Buffers = std::vector<std::unique_ptr<ops::Buffer>>;
 
-/// Brings tensors from host memory to a device for packing. Host memory of its own stays below kChunkBytes.
+/// Brings tensors from host memory to a device for packing. Host memory of its own stays below two chunks.
 class Staging {
  public:
   static constexpr size_t kChunkBytes = size_t{32} << 20;
@@ -26,7 +26,7 @@ class Staging {
   Result<ops::TensorView> borrow(std::span<const std::byte> bytes, DType dtype, const Shape& shape, std::string_view purpose);
   /// A copy of `values`; they may go as soon as this returns.
   Result<ops::TensorView> copy(std::span<const float> values, const Shape& shape, std::string_view purpose);
-  /// Rows that `write(first_row, num_rows, destination)` makes, as many at a time as fit a chunk.
+  /// Rows that `write(first_row, num_rows, destination)` makes, as many at a time as fit a chunk; several threads write rows of their own. While a chunk is copied the next one is made.
   using WriteRows = std::function<void(int64_t first_row, int64_t num_rows, std::byte* destination)>;
   Result<ops::TensorView> make_rows(DType dtype, int64_t rows, int64_t columns, std::string_view purpose, const WriteRows& write);
 

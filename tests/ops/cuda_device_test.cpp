@@ -79,11 +79,12 @@ TEST_F(CudaDevice, RefusesMoreMemoryThanItHasByName) {
 
 TEST_F(CudaDevice, CopiesInOrderWhateverTheSizesAndAlignments) {
   const auto stream = device->make_stream().value();
-  const auto a = device->allocate(size_t{48} << 20, "a").value(), b = device->allocate(size_t{48} << 20, "b").value();
+  const auto a = device->allocate(size_t{160} << 20, "a").value(), b = device->allocate(size_t{160} << 20, "b").value();
   Random random(5);
   size_t at = 0;
   std::vector<std::pair<size_t, std::vector<uint8_t>>> sent;
-  for (const size_t size : {size_t{1}, size_t{63}, size_t{64}, size_t{4097}, size_t{8} << 20, (size_t{9} << 20) + 3, size_t{20} << 20}) {
+  for (const size_t size : {size_t{1}, size_t{63}, size_t{64}, size_t{4097}, size_t{4} << 20, (size_t{9} << 20) + 3, size_t{20} << 20, size_t{5}, (size_t{16} << 20) - 1, size_t{16} << 20,
+                            (size_t{70} << 20) + 11, size_t{4096}}) {
     std::vector<uint8_t> bytes(size);
     for (size_t i = 0; i < size; i += 7) bytes[i] = static_cast<uint8_t>(random.below(256));
     const TensorView view{a.get(), at, DType::kU8, Shape{static_cast<int64_t>(size)}};

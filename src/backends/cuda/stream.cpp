@@ -1,8 +1,11 @@
 #include "backends/cuda/stream.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
+
+#include "base/parallel.h"
 
 namespace quern::cuda {
 
@@ -108,20 +111,23 @@ void Stream::defer(std::unique_ptr<Deferred> work) {
   if (await_launches_) flush();
 }
 
+bool Stream::make_stages() {
+  while (stages_.size() < kNumStages) {
+    auto memory = PinnedMemory::allocate(context_, kStageBytes);
+    auto passed = Event::create(context_, false);
+    if (!memory || !passed) {
+      fail(!memory ? memory.error() : passed.error());
+      stages_.clear();
+      return false;
+    }
+    stages_.push_back({std::move(*memory), std::move(*passed)});
+  }
+  return true;
+}
+
 /// Room for `size_bytes` (at most kStageBytes) in the current stage; null after a failure.
 std::byte* Stream::stage(size_t size_bytes) {
-  if (stages_.empty()) {
-    for (size_t i = 0; i < kNumStages; ++i) {
-      auto memory = PinnedMemory::allocate(context_, kStageBytes);
-      auto passed = Event::create(context_, false);
-      if (!memory || !passed) {
-        fail(!memory ? memory.error() : passed.error());
-        stages_.clear();
-        return nullptr;
-      }
-      stages_.push_back({std::move(*memory), std::move(*passed)});
-    }
-  }
+  if (!make_stages()) return nullptr;
   if (stage_used_ + size_bytes > kStageBytes) next_stage();
   if (failed()) return nullptr;
   std::byte* place = stages_[stage_].memory.data() + stage_used_;
@@ -138,6 +144,37 @@ void Stream::next_stage() {
   stages_[stage_].in_flight = false;
 }
 
+/// Each thread has stages of its own and fills one while another is copied. Pieces of one copy may reach the device in any order.
+void Stream::copy_in_parallel(const std::byte* source, DeviceAddress destination, size_t size_bytes) {
+  if (!make_stages()) return;
+  if (stage_used_ > 0) next_stage();  // what was staged before is marked
+  const auto pieces = static_cast<int64_t>((size_bytes + kStageBytes - 1) / kStageBytes);
+  std::atomic<Status> outcome = kSuccess;
+  parallel_pieces(std::min<int64_t>(pieces, num_loading_threads()), 1, [&](int64_t first, int64_t, int64_t thread) {
+    context_->make_current();
+    CHECK(first == thread);
+    const auto step = std::min<int64_t>(pieces, num_loading_threads());
+    size_t turn = 0;
+    const size_t own = kNumStages / static_cast<size_t>(num_loading_threads());
+    for (int64_t piece = first; piece < pieces && outcome == kSuccess; piece += step, turn = (turn + 1) % own) {
+      Stage& s = stages_[static_cast<size_t>(thread) * own + turn];
+      const size_t at = static_cast<size_t>(piece) * kStageBytes, size = std::min(kStageBytes, size_bytes - at);
+      Status status = s.in_flight ? context_->driver.event_synchronize(s.passed.handle()) : kSuccess;
+      if (status == kSuccess) {
+        std::memcpy(s.memory.data(), source + at, size);
+        status = context_->driver.copy_to_device(destination + at, s.memory.data(), size, handle_);
+      }
+      if (status == kSuccess) status = context_->driver.event_record(s.passed.handle(), handle_);
+      s.in_flight = status == kSuccess;
+      if (status != kSuccess) outcome = status;
+    }
+  });
+  if (!succeeded(outcome, "a copy to the device")) return;
+  stage_ = 0;
+  stage_used_ = 0;
+  if (std::exchange(stages_[0].in_flight, false)) succeeded(context_->driver.event_synchronize(stages_[0].passed.handle()), "a copy to the device");
+}
+
 void Stream::copy_to_device(const void* source, const ops::TensorView& destination) {
   flush();
   if (failed() || destination.empty()) return;
@@ -146,7 +183,9 @@ void Stream::copy_to_device(const void* source, const ops::TensorView& destinati
   const size_t size = destination.size_bytes();
   const bool page_locked = context_->is_page_locked(source, size);
   if (page_locked) succeeded(context_->driver.copy_to_device(address_of(destination), source, size, handle_), "a copy to the device");
-  for (size_t done = page_locked ? size : 0; done < size;) {
+  const bool parallel = !page_locked && size >= kParallelBytes && num_loading_threads() > 1;
+  if (parallel) copy_in_parallel(from, address_of(destination), size);
+  for (size_t done = page_locked || parallel ? size : 0; done < size;) {
     const size_t piece = std::min(size - done, kStageBytes);
     std::byte* staged = stage(piece);
     if (staged == nullptr) return;

@@ -110,8 +110,9 @@ class Stream final : public ops::Stream {
     void* destination;
     size_t size_bytes;
   };
-  static constexpr size_t kStageBytes = size_t{8} << 20;
-  static constexpr size_t kNumStages = 4;
+  static constexpr size_t kStageBytes = size_t{4} << 20;
+  static constexpr size_t kNumStages = 16;
+  static constexpr size_t kParallelBytes = 4 * kStageBytes;  // larger copies are staged by several threads
   static constexpr size_t kDownloadBytes = size_t{4} << 20;
 
   void enqueue_launch(FunctionObject* function, const char* name, const LaunchShape& shape, void* args);
@@ -120,8 +121,10 @@ class Stream final : public ops::Stream {
   void fail(Error error);
   [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
   [[nodiscard]] Result<void> outcome() const;
+  bool make_stages();
   std::byte* stage(size_t size_bytes);
   void next_stage();
+  void copy_in_parallel(const std::byte* source, DeviceAddress destination, size_t size_bytes);
 
   std::shared_ptr<Context> context_;
   StreamObject* handle_;
