@@ -5,6 +5,7 @@
 
 #include "backends/platforms.h"
 #include "base/log.h"
+#include "worker/decode_speed.h"
 #include "worker/problems.h"
 #include "worker/sizes.h"
 
@@ -138,31 +139,6 @@ double decode_bytes(const ExecutionPlan& plan, const Sizes& sizes) {
   bytes += static_cast<double>(sizes.num_linear_layers * sizes.state_elements * 4);
   bytes += static_cast<double>(sizes.block_bytes) * 1024 / ops::kGrid;
   return bytes;
-}
-
-/// Bytes of weights that one core gets through in a second where memory does not hold it up. Fitted to whole decode steps (docs/performance.md): plain and AVX2
-/// on Zen 3, AVX-512 on a Xeon, its bf16 products on Zen 5; AMX as AVX-512.
-double core_rate(std::string_view candidate) {
-  if (candidate == "cpu.avx512_bf16") return 65e9;
-  if (candidate == "cpu.avx512" || candidate.starts_with("cpu.amx")) return 28e9;
-  return candidate == "cpu.avx2" ? 13e9 : 1.5e9;
-}
-
-/// Share of the read bandwidth that decode is expected to reach with the chosen kernels. A CPU's cores compute while they wait for memory only in part: the times of
-/// both add up. For cards: targets or guesses, no measurements; plain is not meant to be fast.
-double decode_share(const ExecutionPlan& plan) {
-  const auto mlp_in = std::find_if(plan.choices.begin(), plan.choices.end(), [](const OpChoice& c) { return c.op == "mlp_in"; });
-  const std::string_view candidate = mlp_in == plan.choices.end() ? "" : std::string_view(mlp_in->candidate);
-  const bool plain = candidate.ends_with(".plain");
-  switch (plan.traits.platform) {
-    case ops::Platform::kCpu: {
-      const double compute = core_rate(candidate) * std::max(plan.options.num_threads > 0 ? plan.options.num_threads : plan.traits.num_cores, 1);
-      return compute / (compute + plan.traits.read_bandwidth);
-    }
-    case ops::Platform::kCuda: return plain ? 0.05 : 0.85;
-    case ops::Platform::kOpenCl: return plain ? 0.05 : 0.85;
-  }
-  CHECK_UNREACHABLE();
 }
 
 /// The cheapest way out of a plan whose weights and one sequence are `smallest` bytes.
@@ -376,7 +352,7 @@ Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig
   const Sizes sizes(plan.config, numerics, plan.with_mtp);
   lay_out_memory(plan, sizes);
   plan.decode_bytes_per_token = decode_bytes(plan, sizes);
-  if (traits.read_bandwidth > 0) plan.expected_decode_tokens_per_second = traits.read_bandwidth * decode_share(plan) / plan.decode_bytes_per_token;
+  plan.expected_decode_tokens_per_second = expected_decode_speed(plan);
   return plan;
 }
 

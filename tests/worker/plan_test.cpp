@@ -62,6 +62,18 @@ TEST(Plan, CountsKvOfTheAttentionLayersOnlyAndTheRingOfEverySequence) {
   EXPECT_NEAR(static_cast<double>(plan->memory.state_bytes / plan->limits.num_slots) / (1 << 20), 144 + 2.8, 1);
 }
 
+TEST(Plan, ExpectsTheDecodeSpeedThatWasMeasured) {
+  // docs/performance.md, H200: most linear layers on cuda.plain, with the mixers of cuda.mma and of cuda.plain, 1k context.
+  for (const auto& [mixers, measured] : {std::pair{"cuda.mma", 44.9}, {"cuda.plain", 26.1}}) {
+    WorkerOptions options;
+    options.kernels = {{"gdn_in", "cuda.plain"}, {"attn_in", "cuda.plain"}, {"mlp_in", "cuda.plain"}, {"gdn_mix", mixers}, {"attention", mixers}};
+    const auto plan = plan_27b("config.fp8.json", "h200", options);
+    ASSERT_OK(plan);
+    if (!plan->traits.device_code) GTEST_SKIP() << plan->traits.why_no_device_code;
+    EXPECT_NEAR(plan->expected_decode_tokens_per_second, measured, 0.15 * measured) << mixers;
+  }
+}
+
 TEST(Plan, DeclaredFp8KvHalvesTheBlocks) {
   WorkerOptions options;
   options.load.with_mtp = false;

@@ -1,0 +1,76 @@
+#include "worker/decode_speed.h"
+
+#include <algorithm>
+
+namespace quern::worker {
+namespace {
+
+/// Bytes of weights that one core gets through in a second where memory does not hold it up. Fitted to whole decode steps (docs/performance.md): plain and AVX2
+/// on Zen 3, AVX-512 on a Xeon, its bf16 products on Zen 5; AMX as AVX-512.
+double core_rate(std::string_view candidate) {
+  if (candidate == "cpu.avx512_bf16") return 65e9;
+  if (candidate == "cpu.avx512" || candidate.starts_with("cpu.amx")) return 28e9;
+  return candidate == "cpu.avx2" ? 13e9 : 1.5e9;
+}
+
+/// Share of the read bandwidth (CPU: measured on the machine; cards: the datasheet's) at which kernels of this name read weights for one row.
+double read_share(const ExecutionPlan& plan, std::string_view candidate) {
+  if (plan.traits.platform == ops::Platform::kCpu) {  // cores compute while they wait for memory only in part: the times of both add up
+    const double compute = core_rate(candidate) * std::max(plan.options.num_threads > 0 ? plan.options.num_threads : plan.traits.num_cores, 1);
+    return compute / (compute + plan.traits.read_bandwidth);
+  }
+  // H200, 2026-11-30: 26.9 GB of linear layers in 7.18 ms, at 4.8 TB/s; in a whole step of cuda.plain, 28.7 ms.
+  if (candidate.starts_with("cuda.sm90")) return 0.78;
+  if (candidate == "cuda.plain") return 0.20;
+  return candidate.ends_with(".plain") ? 0.05 : 0.85;  // OpenCL: a guess and a target, no measurements
+}
+/// What a layer with this mixer takes beside its weights on a card: the mixer, waiting between launches, its part of embedding and sampling.
+double mixer_seconds(std::string_view candidate) {
+  if (candidate.starts_with("cuda.mma")) return 35e-6;   // 2.2 ms of a step of 22.3
+  if (candidate == "cuda.plain") return 280e-6;          // 17.9 ms of a step of 38.3, at 1k context
+  return 0;
+}
+
+/// The op that reads a linear weight for every token; empty: none does (the embedding is looked up, the MTP head is not run).
+std::string_view op_of(std::string_view name, bool tied) {
+  if (name.starts_with("mtp.")) return {};
+  if (name == "embed_tokens.weight") return tied ? "head" : "";
+  if (name == "lm_head.weight") return "head";
+  constexpr std::pair<std::string_view, std::string_view> kParts[] = {{".in_proj_", "gdn_in"},      {".out_proj.", "out_residual"},  {".o_proj.", "out_residual"}, {".gate_proj.", "mlp_in"},
+                                                                      {".up_proj.", "mlp_in"},      {".down_proj.", "down_residual"}, {".q_proj.", "attn_in"},      {".k_proj.", "attn_in"},
+                                                                      {".v_proj.", "attn_in"}};
+  for (const auto& [part, op] : kParts)
+    if (name.find(part) != std::string_view::npos) return op;
+  return {};
+}
+
+/// Of an op that has several problems, the slowest choice.
+std::string_view candidate_of(const ExecutionPlan& plan, std::string_view op) {
+  std::string_view slowest;
+  for (const OpChoice& choice : plan.choices)
+    if (choice.op == op && (slowest.empty() || read_share(plan, choice.candidate) < read_share(plan, slowest))) slowest = choice.candidate;
+  return slowest;
+}
+
+}  // namespace
+
+double expected_decode_speed(const ExecutionPlan& plan) {
+  const double bandwidth = plan.traits.read_bandwidth;
+  if (bandwidth <= 0) return 0;
+  double seconds = 0, weight_bytes = 0;
+  for (const auto& [name, linear] : plan.inventory.linears) {
+    const std::string_view op = op_of(name, plan.config.tie_word_embeddings);
+    if (op.empty()) continue;
+    const auto bytes = static_cast<double>(linear.packed_bytes());
+    weight_bytes += bytes;
+    seconds += bytes / (bandwidth * read_share(plan, candidate_of(plan, op)));
+  }
+  const std::string_view gdn = candidate_of(plan, "gdn_mix"), attention = candidate_of(plan, "attention");
+  const auto num_attention = static_cast<double>(plan.config.num_attention_layers());
+  const double in_mixers = num_attention * mixer_seconds(attention) + (static_cast<double>(plan.config.num_layers()) - num_attention) * mixer_seconds(gdn);
+  // Where mixers have no time of their own, their states and keys are read like weights.
+  seconds += in_mixers > 0 ? in_mixers : std::max(plan.decode_bytes_per_token - weight_bytes, 0.0) / (bandwidth * read_share(plan, candidate_of(plan, "mlp_in")));
+  return 1 / seconds;
+}
+
+}  // namespace quern::worker
