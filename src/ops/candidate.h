@@ -31,6 +31,7 @@ struct Candidate {
   /// A pure function of numbers: no device is opened to ask it.
   Verdict (*accepts)(const typename Op::Problem&, const DeviceTraits&);
   Result<std::unique_ptr<typename Op::Kernel>> (*make)(const typename Op::Problem&, Device&);
+  bool by_request = false;  // taken only where the user names it: not yet measured, or better only in some respect
 };
 
 /// Why a platform has no kernel for an op at all.

@@ -17,6 +17,7 @@ namespace quern::ops {
 struct Launch {
   Stream& stream;
   TensorView workspace;  // u8, at least Kernel::workspace_bytes(rows of the call); free for the next call
+  const Buffer* next_weights = nullptr;  // packed weights that the op after this one in the step reads: kernels that leave the memory idle may bring them into a cache
 };
 
 /// A chosen candidate, made for one problem. One object serves all row counts from one packing of its weights.

@@ -40,6 +40,7 @@ Choice<Op> select(const CandidateList<Op>& list, const typename Op::Problem& pro
     if (const auto disabled = rules.disabled.find(fmt::format("{} {}", Op::kName, candidate.name)); disabled != rules.disabled.end())
       verdict = refuse("{}", disabled->second);
     if (forced != rules.forced.end() && forced->second != candidate.name) verdict = refuse("`--kernel {}={}` asks for another", Op::kName, forced->second);
+    if (verdict.accepted && candidate.by_request && forced == rules.forced.end()) verdict = refuse("only by request: `--kernel {}={}`", Op::kName, candidate.name);
     if (verdict.accepted && choice.chosen == nullptr) choice.chosen = &candidate;
     choice.answers.push_back({candidate.name, std::move(verdict)});
   }

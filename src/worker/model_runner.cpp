@@ -397,14 +397,15 @@ Result<void> ModelRunner::enqueue_step(const StepPlan& plan, const std::function
 
 void ModelRunner::layer(const LoadedLayer& l, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index,
                         ActivationRanges* ranges, size_t index) {
-  ops::Launch go = launch();
+  ops::Launch go = launch(), mixer = go;
+  mixer.next_weights = l.out.packed.get();
   const int64_t n = rows.num_rows;
   if (ranges != nullptr) ranges->see_mixer_in(index, x, *stream_);
   if (l.attention) {
     const ops::TensorView query = step_.query(n), gate = step_.gate(n);
     const ops::Activation out = step_.attention_out(n);
     l.attention->in.kernel->enqueue(rows, x, *l.attention->in.packed, query, gate, memory_.kv[kv_index], go);
-    l.attention->attention.kernel->enqueue(rows, query, gate, memory_.kv[kv_index], first_index, out, go);
+    l.attention->attention.kernel->enqueue(rows, query, gate, memory_.kv[kv_index], first_index, out, mixer);
     if (ranges != nullptr) ranges->see_kv(index, memory_.kv[kv_index], *stream_);
     if (ranges != nullptr) ranges->see_mixer_out(index, out.data, *stream_);
     l.out.kernel->enqueue(rows, out, *l.out.packed, x, go);
@@ -412,7 +413,7 @@ void ModelRunner::layer(const LoadedLayer& l, const ops::Rows& rows, const ops::
     const ops::GdnInputs inputs = step_.gdn_inputs(n);
     const ops::Activation out = step_.gdn_out(n);
     l.gdn->in.kernel->enqueue(rows, x, *l.gdn->in.packed, inputs, go);
-    l.gdn->mix.kernel->enqueue(rows, inputs, *l.gdn->mix.packed, memory_.gdn[gdn_index], out, go);
+    l.gdn->mix.kernel->enqueue(rows, inputs, *l.gdn->mix.packed, memory_.gdn[gdn_index], out, mixer);
     if (ranges != nullptr) ranges->see_mixer_out(index, out.data, *stream_);
     l.out.kernel->enqueue(rows, out, *l.out.packed, x, go);
   }

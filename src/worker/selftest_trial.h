@@ -52,13 +52,15 @@ struct Step {
 /// `num_rows` rows of one kind: at first most of them in slot 2, then up to three in slot 0.
 std::vector<ops::RowRun> two_runs(ops::RowKind kind, int32_t num_rows);
 
-/// Calls visit(kind, num_rows, label) for both kinds and for one row, a few, and one past a tile; stops at an error.
+/// Calls visit(kind, num_rows, label) for both kinds and for one row, a few, one past a tile, and prompt rows of several; stops at an error.
 template <class Visit>
 Result<void> for_each_batch(Visit&& visit) {
   for (const ops::RowKind kind : {ops::RowKind::kPrompt, ops::RowKind::kDecode})
-    for (const int32_t num_rows : {1, 3, 65})
+    for (const int32_t num_rows : {1, 3, 65, 193}) {
+      if (num_rows > 65 && kind == ops::RowKind::kDecode) continue;
       RETURN_IF_ERROR(visit(kind, num_rows, fmt::format("{} {} row{}", num_rows, kind == ops::RowKind::kPrompt ? "prompt" : "decode",
                                                         num_rows == 1 ? "" : "s")));
+    }
   return {};
 }
 

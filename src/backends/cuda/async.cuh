@@ -2,7 +2,9 @@
 
 #include <cstdint>
 
-// Copies to shared memory that do not pass registers, and launches that overlap. Device code only.
+#include "backends/cuda/step_tables.h"
+
+// Copies to shared memory that do not pass registers, reading ahead, and launches that overlap. Device code only.
 
 namespace quern::cuda {
 
@@ -17,6 +19,18 @@ __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" :
 template <int kPending>
 __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// One thread: asks for share `number` of `count`. On GPUs without bulk copies it does nothing.
+__device__ inline void prefetch_share(const Prefetch& prefetch, int number, int count) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int64_t kPiece = 16 << 10;
+  const int64_t pieces = (prefetch.bytes + kPiece - 1) / kPiece;
+  for (int64_t piece = pieces * number / count; piece < pieces * (number + 1) / count; ++piece) {
+    const int64_t at = piece * kPiece, size = prefetch.bytes - at < kPiece ? prefetch.bytes - at : kPiece;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(static_cast<const char*>(prefetch.address) + at), "r"(static_cast<uint32_t>(size)) : "memory");
+  }
+#endif
 }
 
 /// What a kernel reads of the one before it in the stream may be read after this. Without programmatic dependent launch it does nothing.

@@ -50,9 +50,9 @@ __device__ void write_kv(void* cache, DType dtype, const float* scales, int kv_h
 extern "C" __global__ void __launch_bounds__(kThreads) rotate_rows(const __grid_constant__ RotateArgs args) {
   __shared__ float values[kMaxHeadDim];
   __shared__ float shared[kWarps];
-  const int local = static_cast<int>(blockIdx.x), row = args.first_row + local, head = static_cast<int>(blockIdx.y), d = args.head_dim;
   release_successor();
   await_predecessor();
+  const int local = static_cast<int>(blockIdx.x), row = args.first_row + local, head = static_cast<int>(blockIdx.y), d = args.head_dim;
   const int32_t* position = args.step.positions + int64_t{row} * 3;
   if (head < args.num_q_heads) {
     const int64_t from = (int64_t{local} * args.num_q_heads + head) * 2 * d, to = (int64_t{row} * args.num_q_heads + head) * d;

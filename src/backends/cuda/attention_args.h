@@ -50,5 +50,6 @@ struct AttentionArgs {
 /// Dynamic shared memory of the kernels in attention_mma.cu, and the rows of a prompt tile.
 inline constexpr int kDecodeSharedBytes1 = 100 << 10, kDecodeSharedBytes2 = 132 << 10, kPromptSharedBytes = 192 << 10,
                      kPromptTileRows = 128;
+inline constexpr int kPromptSharedBytes90 = (192 << 10) + 64;  // of attention_prompt_sm90.cu
 
 }  // namespace quern::cuda

@@ -1,12 +1,16 @@
-#include "backends/cuda/attention_args.h"
+#include "backends/cuda/attention.h"
 #include "backends/cuda/device_code.h"
 #include "backends/cuda/mma.h"
+#include "backends/cuda/sm90.h"
 
-namespace quern::cuda::mma {
+namespace quern::cuda {
+
+using mma::Kinds, mma::kinds_of;
 
 namespace {
 
 constexpr unsigned kThreads = 256;            // of attention_mma.cu
+constexpr unsigned kThreads90 = 384;          // of attention_prompt_sm90.cu
 constexpr int64_t kHeadDim = 256;
 constexpr int64_t kMaxGroup = 16;             // query heads of a kv head
 constexpr size_t kPartsBytes = size_t{64} << 20;  // where the parts of long decode rows meet
@@ -16,8 +20,10 @@ constexpr int64_t kPartTiles = ops::kKvSplit / ops::kGrid;
 class AttentionKernel final : public ops::Attention::Kernel {
  public:
   struct Functions {
+    std::string_view arithmetic;
     Function<AttentionArgs> decode_1, decode_2, merge, prompt;
-    bool overlap;  // clusters, and programmatic dependent launch
+    LaunchShape prompt_shape;  // but for the grid
+    bool overlap = false;      // clusters, and programmatic dependent launch
   };
   AttentionKernel(const ops::Attention::Problem& problem, const Functions& functions, std::unique_ptr<ops::Buffer> kv_head, int num_sms)
       : problem_(problem), functions_(functions), kv_head_(std::move(kv_head)), num_sms_(num_sms) {
@@ -25,26 +31,14 @@ class AttentionKernel final : public ops::Attention::Kernel {
       largest_group_ = std::max<int64_t>(largest_group_, std::count(problem.kv_head.begin(), problem.kv_head.end(), static_cast<int32_t>(head)));
   }
 
-  [[nodiscard]] std::string_view arithmetic() const override { return "cuda.mma.bf16"; }
+  [[nodiscard]] std::string_view arithmetic() const override { return functions_.arithmetic; }
   [[nodiscard]] size_t workspace_bytes(int64_t) const override { return kPartsBytes; }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& query, const ops::TensorView& gate, const ops::KvCacheView& kv,
                int32_t first_index, const ops::Activation& out, ops::Launch& launch) const override {
     if (rows.num_rows == 0 || problem_.num_q_heads == 0) return;
     Stream& stream = cuda_stream(launch.stream);
-    AttentionArgs args{};
-    args.step = plain::step_tables(rows);
-    args.kinds = kPromptRuns | kDecodeRuns;
-    args.num_q_heads = static_cast<int32_t>(problem_.num_q_heads);
-    args.num_kv_heads = static_cast<int32_t>(problem_.num_kv_heads);
-    args.head_dim = static_cast<int32_t>(problem_.head_dim);
-    args.first_index = first_index;
-    args.activation = problem_.activation;
-    args.query = query.data<const void>();
-    args.gate = gate.data<const void>();
-    args.out = out.data.data<void>();
-    args.kv_head = reinterpret_cast<const int32_t*>(kv_head_->address());
-    args.kv = plain::kv_cache(kv);
+    AttentionArgs args = attention_arguments(problem_, *kv_head_, rows, query, gate, kv, first_index, out);
     const Kinds kinds = kinds_of(rows);
     const auto q_heads = static_cast<unsigned>(problem_.num_q_heads), kv_heads = static_cast<unsigned>(problem_.num_kv_heads);
     if (kinds.num_decode_runs > 0) {
@@ -74,7 +68,9 @@ class AttentionKernel final : public ops::Attention::Kernel {
       unsigned tiles = 0;
       for (const ops::RowRun& run : rows.runs)
         if (run.kind == ops::RowKind::kPrompt) tiles += plain::blocks_for(run.num_rows, kPromptTileRows);
-      stream.launch(functions_.prompt, {.grid = {tiles, q_heads}, .block = {kThreads}, .shared_bytes = kPromptSharedBytes}, args);
+      LaunchShape shape = functions_.prompt_shape;
+      shape.grid = {tiles, q_heads};
+      stream.launch(functions_.prompt, shape, args);
     }
   }
 
@@ -86,7 +82,24 @@ class AttentionKernel final : public ops::Attention::Kernel {
   int64_t largest_group_ = 0;
 };
 
+/// With the prompt kernel `prompt` of `unit`.
+Result<std::unique_ptr<ops::Attention::Kernel>> make_kernel(const ops::Attention::Problem& problem, ops::Device& device, std::string_view arithmetic,
+                                                            std::string_view unit, const char* prompt, const LaunchShape& prompt_shape) {
+  CHECK(std::ssize(problem.kv_head) == problem.num_q_heads);
+  Device& gpu = cuda_device(device);
+  AttentionKernel::Functions functions{.arithmetic = arithmetic, .decode_1 = {}, .decode_2 = {}, .merge = {}, .prompt = {}, .prompt_shape = prompt_shape};
+  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<AttentionArgs>("attention_mma", "attention_decode_1", kDecodeSharedBytes1));
+  ASSIGN_OR_RETURN(functions.decode_2, gpu.function<AttentionArgs>("attention_mma", "attention_decode_2", kDecodeSharedBytes2));
+  ASSIGN_OR_RETURN(functions.merge, gpu.function<AttentionArgs>("attention_mma", "attention_merge"));
+  ASSIGN_OR_RETURN(functions.prompt, gpu.function<AttentionArgs>(unit, prompt, static_cast<int>(prompt_shape.shared_bytes)));
+  functions.overlap = runs_code_for("90a", gpu.traits().architecture);
+  ASSIGN_OR_RETURN(auto kv_head, gpu.upload(problem.kv_head, "the attention's head map"));
+  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, functions, std::move(kv_head), gpu.num_sms()));
+}
+
 }  // namespace
+
+namespace mma {
 
 ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits& traits) {
   if (problem.activation != DType::kBF16) return ops::refuse("activations are {}, not bf16", dtype_name(problem.activation));
@@ -100,16 +113,23 @@ ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTr
 }
 
 Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Problem& problem, ops::Device& device) {
-  CHECK(std::ssize(problem.kv_head) == problem.num_q_heads);
-  Device& gpu = cuda_device(device);
-  AttentionKernel::Functions functions;
-  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<AttentionArgs>("attention_mma", "attention_decode_1", kDecodeSharedBytes1));
-  ASSIGN_OR_RETURN(functions.decode_2, gpu.function<AttentionArgs>("attention_mma", "attention_decode_2", kDecodeSharedBytes2));
-  ASSIGN_OR_RETURN(functions.merge, gpu.function<AttentionArgs>("attention_mma", "attention_merge"));
-  ASSIGN_OR_RETURN(functions.prompt, gpu.function<AttentionArgs>("attention_mma", "attention_prompt", kPromptSharedBytes));
-  functions.overlap = runs_code_for("90a", gpu.traits().architecture);
-  ASSIGN_OR_RETURN(auto kv_head, gpu.upload(problem.kv_head, "the attention's head map"));
-  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, functions, std::move(kv_head), gpu.num_sms()));
+  return make_kernel(problem, device, "cuda.mma.bf16", "attention_mma", "attention_prompt", {.block = {kThreads}, .shared_bytes = kPromptSharedBytes});
 }
 
-}  // namespace quern::cuda::mma
+}  // namespace mma
+
+namespace sm90 {
+
+ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = accepts_device(traits); !verdict.accepted) return verdict;
+  return mma::accepts(problem, traits);
+}
+
+Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Problem& problem, ops::Device& device) {
+  return make_kernel(problem, device, "cuda.sm90.attention.bf16", "attention_prompt_sm90", "attention_prompt_sm90",
+                     {.block = {kThreads90}, .shared_bytes = kPromptSharedBytes90});
+}
+
+}  // namespace sm90
+
+}  // namespace quern::cuda

@@ -1,8 +1,7 @@
 #include <cooperative_groups.h>
 
 #include "backends/cuda/attention_args.h"
-#include "backends/cuda/mma.cuh"
-#include "backends/cuda/numeric.cuh"
+#include "backends/cuda/attention_tile.cuh"
 
 // Attention with matrix instructions, bf16 queries, heads of 256 elements, KV in bf16 or e4m3 (widened to bf16). Keys are taken a block of
 // 64 at a time; the parts of 512 keys from the sequence's start are merged in order, whoever computes them; so are the blocks of a decode
@@ -12,50 +11,16 @@ namespace quern::cuda {
 
 namespace {
 
-constexpr int kDim = 256, kPieces = kDim / 8;  // of 16 bytes, in a row of bf16
-constexpr int kKeys = 64;                      // of a tile: one KV block
 constexpr int kTilesPerPart = 8;
 constexpr int kPartsOfACluster = 6;  // that it takes one after the other; of longer runs a block takes whole parts
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTileBytes = kKeys * kDim * 2;
 
-__device__ uint32_t two_bf16(float low, float high) {
-  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&two);
-}
-
-/// Rows [begin, end) of a block of keys or values to a swizzled bf16 tile; the others are zero, since what stands in their place may be no number.
-__device__ void load_tile(unsigned char* tile, const void* cache, DType dtype, int64_t first_element, int begin, int end) {
-  const int thread = static_cast<int>(threadIdx.x);
-  if (dtype == DType::kBF16) {
-    const auto* from = static_cast<const unsigned char*>(cache) + first_element * 2;
-    for (int item = thread; item < kKeys * kPieces; item += kThreads) {
-      const int row = item / kPieces, piece = item % kPieces;
-      unsigned char* to = tile + swizzled<kPieces>(row, piece);
-      if (row >= begin && row < end)
-        copy_async(to, from + item * 16);
-      else
-        *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
-    }
-  } else {
-    const auto* from = static_cast<const unsigned char*>(cache) + first_element;
-    for (int item = thread; item < kKeys * kPieces / 2; item += kThreads) {
-      const int row = item / (kPieces / 2), pair = item % (kPieces / 2);
-      uint32_t wide[8] = {};
-      if (row >= begin && row < end) {
-        const uint4 bits = *reinterpret_cast<const uint4*>(from + item * 16);
-        const uint32_t words[] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const auto codes = static_cast<__nv_fp8x2_storage_t>(words[i / 2] >> (i % 2 * 16));
-          const float2 two = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3)));
-          wide[i] = two_bf16(two.x, two.y);
-        }
-      }
-      *reinterpret_cast<uint4*>(tile + swizzled<kPieces>(row, 2 * pair)) = make_uint4(wide[0], wide[1], wide[2], wide[3]);
-      *reinterpret_cast<uint4*>(tile + swizzled<kPieces>(row, 2 * pair + 1)) = make_uint4(wide[4], wide[5], wide[6], wide[7]);
-    }
-  }
+/// A tile of keys or values: rows of kPieces pieces.
+struct RowPlace {
+  __device__ uint32_t operator()(int row, int piece) const { return swizzled<kPieces>(row, piece); }
+};
+__device__ void load_rows(unsigned char* tile, const void* cache, DType dtype, int64_t first_element, int begin, int end) {
+  load_tile<kThreads>(tile, RowPlace(), static_cast<int>(threadIdx.x), cache, dtype, first_element, begin, end);
 }
 
 /// Where one row and head of a group of queries comes from and goes to; row < 0: none.
@@ -163,7 +128,7 @@ __device__ void decode(const AttentionArgs& args) {
     const auto fetch = [&](unsigned char* tile, const void* cache, int block) {
       if (block >= 0) {
         const int64_t at = (int64_t{block_table[block]} * args.num_kv_heads + kv_head) * kKeys * kDim;
-        load_tile(tile, cache, args.kv.dtype, at, max(0, args.first_index - block * kKeys), min(kKeys, last + 1 - block * kKeys));
+        load_rows(tile, cache, args.kv.dtype, at, max(0, args.first_index - block * kKeys), min(kKeys, last + 1 - block * kKeys));
       }
       commit_copies();
     };
@@ -438,8 +403,8 @@ __device__ void prompt(const AttentionArgs& args) {
   const auto fetch = [&](int block, int buffer) {
     const int64_t at = (int64_t{block_table[block]} * args.num_kv_heads + kv_head) * kKeys * kDim;
     const int begin = max(0, args.first_index - block * kKeys), end = min(kKeys, last + 1 - block * kKeys);
-    load_tile(s.k[buffer], args.kv.k, args.kv.dtype, at, begin, end);
-    load_tile(s.v[buffer], args.kv.v, args.kv.dtype, at, begin, end);
+    load_rows(s.k[buffer], args.kv.k, args.kv.dtype, at, begin, end);
+    load_rows(s.v[buffer], args.kv.v, args.kv.dtype, at, begin, end);
     commit_copies();
   };
   if (first_block <= last_block) fetch(first_block, 0);

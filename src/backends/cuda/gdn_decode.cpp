@@ -17,8 +17,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     bool overlap;                          // programmatic dependent launch
   };
   GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, std::optional<GdnPromptLauncher> prompt,
-               const Functions& functions, int num_sms)
-      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), num_sms_(num_sms) {}
+               const Functions& functions, const Device& device)
+      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), num_sms_(device.num_sms()), l2_bytes_(device.l2_bytes()) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return prompt_ ? "cuda.mma.chunked.bf16" : "cuda.mma.bf16"; }
   [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
@@ -36,6 +36,9 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
       const bool single = kinds.longest_decode_run == 1;
       const int64_t slots = num_sms_ * (single ? 2 : 1);
       args.runs_ahead = static_cast<int32_t>((slots + problem_.num_v_heads - 1) / problem_.num_v_heads);
+      // Few states leave the memory idle while they are computed with.
+      const int64_t state_bytes = kinds.num_decode_runs * problem_.num_v_heads * kDim * kDim * static_cast<int64_t>(sizeof(float));
+      if (state_bytes <= l2_bytes_ / 4) args.prefetch = plain::prefetch_of(launch, l2_bytes_ / 2);
       launch_decode(stream, single ? functions_.decode_1 : functions_.decode_4, kSharedBytes, args);
       if (!single)
         launch_decode(stream, functions_.keep, 0,
@@ -62,6 +65,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   std::optional<GdnPromptLauncher> prompt_;  // none: the plain kernels take prompt rows
   Functions functions_;
   int num_sms_;
+  int64_t l2_bytes_;
 };
 
 Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device, bool chunked) {
@@ -78,7 +82,7 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
   ASSIGN_OR_RETURN(functions.keep, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_keep_f32" : "gdn_keep_bf16"));
   functions.overlap = runs_code_for("90a", gpu.traits().architecture);
   return std::unique_ptr<ops::GdnMix::Kernel>(
-      std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu.num_sms()));
+      std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu));
 }
 
 }  // namespace

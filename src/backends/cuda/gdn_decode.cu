@@ -320,6 +320,7 @@ __device__ void decode(const GdnArgs& g) {
   Ahead ahead{-1, 0, 0};
   if (warp == kWarps - 2) ahead = run_ahead(g, static_cast<int>(blockIdx.y) + g.runs_ahead);
   const bool first_of_key = is_first_of_key(g, p);  // also: the sums of the ring are there
+  if (thread == 0) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x + gridDim.x * blockIdx.y), static_cast<int>(gridDim.x * gridDim.y));
   release_successor();
   await_predecessor();
 

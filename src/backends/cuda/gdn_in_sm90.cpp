@@ -48,9 +48,16 @@ ops::Verdict accepts(const ops::GdnIn::Problem& problem, const ops::DeviceTraits
   return TileLayer::accepts(spec_of(problem), traits);
 }
 
-Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) {
-  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device)));
+namespace {
+
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device, bool pairs) {
+  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), pairs));
   return std::unique_ptr<ops::GdnIn::Kernel>(std::make_unique<GdnInKernel>(problem, std::move(linears)));
 }
+
+}  // namespace
+
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) { return make(problem, device, false); }
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make_pairs(const ops::GdnIn::Problem& problem, ops::Device& device) { return make(problem, device, true); }
 
 }  // namespace quern::cuda::sm90

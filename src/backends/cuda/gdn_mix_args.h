@@ -35,6 +35,7 @@ struct GdnArgs {
   void *ring_k, *ring_u;
   float* ring_g;
   void *conv_window, *boundary_columns;
+  Prefetch prefetch;  // of gdn_decode
 };
 
 /// What gdn_prepare makes of a checkpoint's vectors.

@@ -1,32 +1,39 @@
 #include "backends/cuda/gdn_prompt.h"
 
+#include "backends/cuda/device_code.h"
+
 namespace quern::cuda {
 
 namespace {
 
-constexpr unsigned kThreads = 128;                          // of gdn_prompt.cu
-constexpr size_t kWorkspaceBytes = size_t{64} << 20;        // what the plan counts for kernels
+constexpr unsigned kThreads = 128;                              // of gdn_prompt.cu
+constexpr size_t kWorkspaceBytes = size_t{64} << 20;            // what the plan counts for kernels
 constexpr unsigned kParts = kGdnPromptDim / kGdnPromptColumns;  // blocks of a head in the scan
 
 }  // namespace
 
 GdnPromptLauncher::GdnPromptLauncher(const ops::GdnMix::Problem& problem) : num_k_heads_(problem.num_k_heads), num_v_heads_(problem.num_v_heads) {
   const auto k_heads = static_cast<size_t>(num_k_heads_), v_heads = static_cast<size_t>(num_v_heads_);
-  row_bytes_ = (2 * k_heads + v_heads) * kGdnPromptRowImageBytes;
+  row_bytes_ = (2 * k_heads + v_heads) * kGdnPromptRowBytes;
   factor_bytes_ = 2 * k_heads * kGrid * sizeof(float);
-  matrix_bytes_ = v_heads * 4 * kGdnPromptMatrixBytes;
+  matrix_bytes_ = v_heads * 4 * kGdnPromptImageBytes;
   scalar_bytes_ = v_heads * kGrid * 4 * sizeof(float);
   tile_bytes_ = row_bytes_ + factor_bytes_ + matrix_bytes_ + scalar_bytes_;
 }
 
 Result<GdnPromptLauncher> GdnPromptLauncher::create(const ops::GdnMix::Problem& problem, Device& device) {
   GdnPromptLauncher launcher(problem);
-  const int stages = device.max_shared_bytes() >= 2 * kGdnPromptStageBytes ? 2 : 1;  // one on sm_86, sm_89 and sm_120; the bits are the same
-  launcher.scan_shared_bytes_ = static_cast<unsigned>(stages * kGdnPromptStageBytes);
+  const bool hopper = runs_code_for("90a", device.traits().architecture);
+  const int stages = hopper ? kGdnPromptStages90 : device.max_shared_bytes() >= 2 * kGdnPromptStageBytes ? 2 : 1;  // one on sm_86, sm_89 and sm_120
+  const auto shared_bytes = stages * kGdnPromptStageBytes;
+  launcher.scan_shared_bytes_ = static_cast<unsigned>(shared_bytes);
   ASSIGN_OR_RETURN(launcher.rows_, device.function<GdnPromptArgs>("gdn_prompt", "gdn_prompt_rows"));
   ASSIGN_OR_RETURN(launcher.chunks_, device.function<GdnPromptArgs>("gdn_prompt", "gdn_prompt_chunks"));
-  ASSIGN_OR_RETURN(launcher.scan_, device.function<GdnPromptArgs>("gdn_prompt", stages == 2 ? "gdn_prompt_scan_2" : "gdn_prompt_scan_1",
-                                                                  static_cast<int>(launcher.scan_shared_bytes_)));
+  if (hopper) {
+    ASSIGN_OR_RETURN(launcher.scan_, device.function<GdnPromptArgs>("gdn_prompt_sm90", "gdn_prompt_scan_sm90", shared_bytes));
+  } else {
+    ASSIGN_OR_RETURN(launcher.scan_, device.function<GdnPromptArgs>("gdn_prompt", stages == 2 ? "gdn_prompt_scan_2" : "gdn_prompt_scan_1", shared_bytes));
+  }
   ASSIGN_OR_RETURN(launcher.norm_, device.function<GdnPromptArgs>("gdn_prompt", "gdn_prompt_norm"));
   return launcher;
 }

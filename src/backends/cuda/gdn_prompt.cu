@@ -1,6 +1,4 @@
-#include "backends/cuda/gdn_prompt_args.h"
-#include "backends/cuda/gdn_runs.cuh"
-#include "backends/cuda/mma.cuh"
+#include "backends/cuda/gdn_prompt.cuh"
 
 // Prompt rows of heads of 128 x 128, a chunk of the 64-grid at a time on the matrix units (model-spec.md 1.6). With y the rows after the conv, which are bf16, and f what normalizes them:
 //   L = strictly lower(beta_i f_i f_j e^(Gi - Gj) yk_i . yk_j)      T = (I + L)^-1 diag(beta)      P = lower(fq_i f_j e^(Gi - Gj) yq_i . yk_j)
@@ -16,48 +14,7 @@ namespace quern::cuda {
 
 namespace {
 
-constexpr int kDim = kGdnPromptDim, kChunk = static_cast<int>(kGrid);
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kRowPieces = kDim / 8, kMatrixPieces = kChunk / 8;  // 16-byte pieces of an image's row
-
-/// A chunk of a prompt run.
-struct Tile {
-  int slot, cursor;
-  int first_row;  // step's row of the run's first, which stands at `cursor`
-  int base;       // index of the chunk's first row, on the grid
-  int rows;       // 0: nothing to do
-};
-__device__ int tiles_of(const RunRecord& record) {
-  const bool prompt = record.slot >= 0 && (record.flags & kIsDecode) == 0;
-  return prompt ? (record.num_rows + kChunk - 1) / kChunk : 0;
-}
-__device__ Tile tile_of(const GdnArgs& g, const RunRecord& record, int chunk) {
-  const int cursor = g.step.cursor[record.slot], end = cursor + record.num_rows;
-  const int base = (cursor + kChunk - 1) / kChunk * kChunk + chunk * kChunk;
-  const int rows = (record.flags & kIsCommitted) != 0 ? max(0, min(kChunk, end - base)) : 0;
-  return {record.slot, cursor, record.first_row, base, rows};
-}
-__device__ Tile tile_of(const GdnArgs& g, int number) {
-  for (int run = 0; run < g.step.num_runs; ++run) {
-    const RunRecord record = g.step.runs[run];
-    const int tiles = tiles_of(record);
-    if (number < tiles) return tile_of(g, record, number);
-    number -= tiles;
-  }
-  return {0, 0, 0, 0, 0};
-}
-
-/// Two floats as bf16, the lower half of the word first, and what that leaves of them.
-__device__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-__device__ void split(float low, float high, uint32_t& rounded, uint32_t& remainder) {
-  rounded = pack(low, high);
-  remainder = pack(low - low_of(rounded), high - high_of(rounded));
-}
 
 /// Eight raw channels of an index, as words of two.
 __device__ uint4 raw_eight(const GdnArgs& g, const Tile& t, int index, int channel, int channels) {
@@ -93,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_rows(const __g
     for (int i = 0; i < 8; ++i) weight[tap][i] = g.conv[tap * channels + channel + i];
   const bool normalizes = head < 2 * g.num_k_heads;
   const float scale = head < g.num_k_heads ? 1.0f / sqrtf(static_cast<float>(kDim)) : 1.0f;
-  unsigned char* image = args.rows + (int64_t{blockIdx.x} * heads + head) * kGdnPromptRowImageBytes;
+  unsigned char* image = args.rows + (int64_t{blockIdx.x} * heads + head) * kGdnPromptRowBytes;
   float x[4][8];  // of the indices index - 3 .. index, at index mod 4
 #pragma unroll
   for (int tap = 0; tap < 3; ++tap) widen(raw_eight(g, t, t.base + first - 3 + tap, channel, channels), x[(tap + 1) % 4]);
@@ -110,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_rows(const __g
       y[i] = row < t.rows ? round_to(DType::kBF16, silu(sum)) : 0.0f;
       square = fmaf(y[i], y[i], square);
     }
-    *reinterpret_cast<uint4*>(image + swizzled<kRowPieces>(row, lane)) = make_uint4(pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+    *reinterpret_cast<uint4*>(image + image_at(row, lane)) = make_uint4(pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
     if (!normalizes) continue;
 #pragma unroll
     for (int distance = 8; distance > 0; distance /= 2) square += __shfl_xor_sync(kAllLanes, square, distance);
@@ -140,19 +97,19 @@ __device__ void eliminate(const float* lower, float (&x)[kChunk]) {
 
 /// blockIdx: (tile, value head). A warp has 16 rows of L and P; then two warps have a column of the inverse a lane.
 extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_chunks(const __grid_constant__ GdnPromptArgs args) {
-  __shared__ __align__(128) unsigned char keys[kGdnPromptRowImageBytes];     // afterwards L, f32 by columns
-  __shared__ __align__(128) unsigned char queries[kGdnPromptRowImageBytes];  // afterwards T and its remainder
+  __shared__ __align__(128) unsigned char keys[kGdnPromptRowBytes];     // afterwards L, f32 by columns
+  __shared__ __align__(128) unsigned char queries[kGdnPromptRowBytes];  // afterwards T and its remainder
   __shared__ float sums[kChunk], beta[kChunk], key_factor[kChunk], query_factor[kChunk];
-  static_assert(sizeof keys == kChunk * kChunk * sizeof(float) && sizeof queries == 2 * kGdnPromptMatrixBytes);
+  static_assert(sizeof keys == kChunk * kChunk * sizeof(float) && sizeof queries == 2 * kGdnPromptImageBytes);
   const GdnArgs& g = args.gdn;
   const Tile t = tile_of(g, args.first_tile + static_cast<int>(blockIdx.x));
   if (t.rows == 0) return;
   const int head = static_cast<int>(blockIdx.y), k_head = g.k_head[head], heads = 2 * g.num_k_heads + g.num_v_heads;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const unsigned char* images = args.rows + int64_t{blockIdx.x} * heads * kGdnPromptRowImageBytes;
-  for (int at = thread * 16; at < kGdnPromptRowImageBytes; at += kThreads * 16) {
-    copy_async(queries + at, images + int64_t{k_head} * kGdnPromptRowImageBytes + at);
-    copy_async(keys + at, images + int64_t{g.num_k_heads + k_head} * kGdnPromptRowImageBytes + at);
+  const unsigned char* images = args.rows + int64_t{blockIdx.x} * heads * kGdnPromptRowBytes;
+  for (int at = thread * 16; at < kGdnPromptRowBytes; at += kThreads * 16) {
+    copy_async(queries + at, images + int64_t{k_head} * kGdnPromptRowBytes + at);
+    copy_async(keys + at, images + int64_t{g.num_k_heads + k_head} * kGdnPromptRowBytes + at);
   }
   commit_copies();
   if (thread < kChunk) {
@@ -181,14 +138,14 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_chunks(const _
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     uint32_t k[4], q[4];
-    const uint32_t own = swizzled<kRowPieces>(warp * 16 + lane % 16, step * 2 + lane / 16);
+    const uint32_t own = image_at(warp * 16 + lane % 16, step * 2 + lane / 16);
     load_matrices(k, keys_at + own);
     load_matrices(q, queries_at + own);
 #pragma unroll
     for (int n = 0; n < kChunk / 8; n += 2) {
       if (n > 2 * warp) continue;  // above the diagonal
       uint32_t b[4];
-      load_matrices(b, keys_at + swizzled<kRowPieces>(8 * n + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+      load_matrices(b, keys_at + image_at(8 * n + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
       multiply_add(kk[n], k, b[0], b[1]);
       multiply_add(kk[n + 1], k, b[2], b[3]);
       multiply_add(qk[n], q, b[0], b[1]);
@@ -198,11 +155,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_chunks(const _
   __syncthreads();  // keys and queries have been read
 
   float* lower = reinterpret_cast<float*>(keys);
-  unsigned char* matrices = args.matrices + (int64_t{blockIdx.x} * g.num_v_heads + head) * 4 * kGdnPromptMatrixBytes;
+  unsigned char* matrices = args.matrices + (int64_t{blockIdx.x} * g.num_v_heads + head) * 4 * kGdnPromptImageBytes;
 #pragma unroll
   for (int n = 0; n < kChunk / 8; ++n) {
-    if (n > 2 * warp + 1) continue;
-    float p[4];
+    float p[4] = {};
+    if (n <= 2 * warp + 1)  // else above the diagonal
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int i = warp * 16 + lane / 4 + e / 2 * 8, j = n * 8 + lane % 4 * 2 + e % 2;
@@ -212,11 +169,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_chunks(const _
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t at = swizzled<kMatrixPieces>(warp * 16 + lane / 4 + half * 8, n) + lane % 4 * 4;
+      const uint32_t at = image_at(warp * 16 + lane / 4 + half * 8, n) + lane % 4 * 4;
       uint32_t rounded, remainder;
       split(p[2 * half], p[2 * half + 1], rounded, remainder);
-      *reinterpret_cast<uint32_t*>(matrices + 2 * kGdnPromptMatrixBytes + at) = rounded;
-      *reinterpret_cast<uint32_t*>(matrices + 3 * kGdnPromptMatrixBytes + at) = remainder;
+      *reinterpret_cast<uint32_t*>(matrices + 2 * kGdnPromptImageBytes + at) = rounded;
+      *reinterpret_cast<uint32_t*>(matrices + 3 * kGdnPromptImageBytes + at) = remainder;
     }
   }
   if (thread < kChunk) {
@@ -225,35 +182,28 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_chunks(const _
     *reinterpret_cast<float4*>(scalars) = make_float4(decay * key_factor[thread], decay * query_factor[thread], rest * key_factor[thread], sums[thread]);
   }
   __syncthreads();
-  if (thread < kChunk) {
+  // Which two warps it is changes from block to block: a multiprocessor gives the warps of one number to one of its quarters.
+  if (const int turn = (warp + static_cast<int>(blockIdx.x + blockIdx.y)) % kWarps, column = turn * 32 + lane; turn < 2) {
     float x[kChunk];
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) x[i] = i == thread ? 1.0f : 0.0f;
-    if (warp == 0) eliminate<0, kChunk / 2>(lower, x);  // the other warp's columns begin below
+    for (int i = 0; i < kChunk; ++i) x[i] = i == column ? 1.0f : 0.0f;
+    if (turn == 0) eliminate<0, kChunk / 2>(lower, x);  // the other warp's columns begin below
     eliminate<kChunk / 2, kChunk>(lower, x);
-    const float column_beta = beta[thread];
+    const float column_beta = beta[column];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       const float value = x[i] * column_beta;
       const __nv_bfloat16 rounded = __float2bfloat16_rn(value);
-      const uint32_t at = swizzled<kMatrixPieces>(i, thread / 8) + thread % 8 * 2;
+      const uint32_t at = image_at(i, column / 8) + column % 8 * 2;
       *reinterpret_cast<__nv_bfloat16*>(queries + at) = rounded;
-      *reinterpret_cast<__nv_bfloat16*>(queries + kGdnPromptMatrixBytes + at) = __float2bfloat16_rn(value - __bfloat162float(rounded));
+      *reinterpret_cast<__nv_bfloat16*>(queries + kGdnPromptImageBytes + at) = __float2bfloat16_rn(value - __bfloat162float(rounded));
     }
   }
   __syncthreads();
-  for (int at = thread * 16; at < 2 * kGdnPromptMatrixBytes; at += kThreads * 16) *reinterpret_cast<uint4*>(matrices + at) = *reinterpret_cast<const uint4*>(queries + at);
+  for (int at = thread * 16; at < 2 * kGdnPromptImageBytes; at += kThreads * 16) *reinterpret_cast<uint4*>(matrices + at) = *reinterpret_cast<const uint4*>(queries + at);
 }
 
 namespace {
-
-struct Stage {
-  unsigned char keys[kGdnPromptRowImageBytes], queries[kGdnPromptRowImageBytes];
-  unsigned char t[kGdnPromptMatrixBytes], t_rest[kGdnPromptMatrixBytes], p[kGdnPromptMatrixBytes], p_rest[kGdnPromptMatrixBytes];
-  unsigned char values[kGdnPromptRowImageBytes / 2];  // the block's 64 columns
-  float4 scalars[kChunk];
-};
-static_assert(sizeof(Stage) == kGdnPromptStageBytes);
 
 /// The A operand of 16 columns of a matrix that stands in sums: tiles n and n + 1 of it, split.
 __device__ void operand(const float (&low)[4], const float (&high)[4], uint32_t (&rounded)[4], uint32_t (&remainder)[4]) {
@@ -271,7 +221,7 @@ __device__ void multiply_lower(float (&sums)[kChunk / 8][4], const float (&x)[kC
     operand(x[2 * step], x[2 * step + 1], a, a_rest);
 #pragma unroll
     for (int n = 2 * step; n < kChunk / 8; n += 2) {
-      const uint32_t at = swizzled<kMatrixPieces>(8 * n + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2);
+      const uint32_t at = image_at(8 * n + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2);
       uint32_t b[4], b_rest[4];
       load_matrices(b, matrix + at);
       load_matrices(b_rest, matrix_rest + at);
@@ -294,34 +244,26 @@ __device__ void scan(const GdnPromptArgs& args) {
   constexpr int kParts = kDim / kGdnPromptColumns;
   const int head = static_cast<int>(blockIdx.x) / kParts, part = static_cast<int>(blockIdx.x) % kParts, k_head = g.k_head[head];
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const int heads = 2 * g.num_k_heads + g.num_v_heads, column = part * kGdnPromptColumns + warp * 16;
-  const RunRecord record = g.step.runs[blockIdx.y];
-  int first = -args.first_tile;  // the run's first tile among those of the launch
-  for (int run = 0; run < static_cast<int>(blockIdx.y); ++run) first += tiles_of(g.step.runs[run]);
-  const int begin = max(0, first), end = min(args.num_tiles, first + tiles_of(record));
-  if (begin >= end || tile_of(g, record, begin - first).rows == 0) return;
+  const int column = part * kGdnPromptColumns + warp * 16;
+  const Chunks chunks(args, static_cast<int>(blockIdx.y));
+  if (chunks.begin >= chunks.end) return;
 
   const auto fetch = [&](int tile, Stage& s) {
-    if (tile < end && tile_of(g, record, tile - first).rows > 0) {
-      const unsigned char* images = args.rows + int64_t{tile} * heads * kGdnPromptRowImageBytes;
-      const unsigned char* key_image = images + int64_t{g.num_k_heads + k_head} * kGdnPromptRowImageBytes;
-      const unsigned char* query_image = images + int64_t{k_head} * kGdnPromptRowImageBytes;
-      const unsigned char* value_image = images + int64_t{2 * g.num_k_heads + head} * kGdnPromptRowImageBytes + part * kGdnPromptColumns * 2;
-      const unsigned char* matrices = args.matrices + (int64_t{tile} * g.num_v_heads + head) * 4 * kGdnPromptMatrixBytes;
-      const float* scalars = args.scalars + (int64_t{tile} * g.num_v_heads + head) * kChunk * 4;
-      for (int at = thread * 16; at < kGdnPromptRowImageBytes; at += kThreads * 16) {
-        copy_async(s.keys + at, key_image + at);
-        copy_async(s.queries + at, query_image + at);
-      }
-      for (int at = thread * 16; at < 4 * kGdnPromptMatrixBytes; at += kThreads * 16) copy_async(s.t + at, matrices + at);
-      constexpr int kRowBytes = kGdnPromptColumns * 2;
-      for (int at = thread * 16; at < kChunk * kRowBytes; at += kThreads * 16) copy_async(s.values + at, value_image + at / kRowBytes * (kDim * 2) + at % kRowBytes);
-      if (thread < kChunk) copy_async(&s.scalars[thread], scalars + thread * 4);
+    if (tile < chunks.end) {
+      const StageSource from = stage_source(args, tile, head, k_head, part);
+      const auto copy = [&](void* to, const unsigned char* source, int bytes) {
+        for (int at = thread * 16; at < bytes; at += kThreads * 16) copy_async(static_cast<unsigned char*>(to) + at, source + at);
+      };
+      copy(s.keys, from.keys, kGdnPromptRowBytes);
+      copy(s.queries, from.queries, kGdnPromptRowBytes);
+      copy(s.t, from.matrices, 4 * kGdnPromptImageBytes);
+      copy(s.values, from.values, kGdnPromptImageBytes);
+      copy(s.scalars, from.scalars, kGdnPromptScalarBytes);
     }
     commit_copies();
   };
 
-  float* stored = g.state + ((int64_t{record.slot} * g.num_v_heads + head) * kDim + column + lane / 4) * kDim + lane % 4 * 2;
+  float* stored = g.state + ((int64_t{chunks.record.slot} * g.num_v_heads + head) * kDim + column + lane / 4) * kDim + lane % 4 * 2;
   float state[kDim / 8][4];  // S transposed: columns lane / 4 (+ 8) of the warp's, elements 8 n + 2 (lane % 4) (+ 1) of k
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n)
@@ -333,12 +275,11 @@ __device__ void scan(const GdnPromptArgs& args) {
     }
   bool folded = false;
 
-  fetch(begin, stages[0]);
-  for (int tile = begin; tile < end; ++tile) {
-    const Tile t = tile_of(g, record, tile - first);
-    if (t.rows == 0) break;
-    Stage& s = stages[kStages == 2 ? (tile - begin) % 2 : 0];
-    if constexpr (kStages == 2) fetch(tile + 1, stages[(tile + 1 - begin) % 2]);
+  fetch(chunks.begin, stages[0]);
+  for (int tile = chunks.begin; tile < chunks.end; ++tile) {
+    const Tile t = chunks.at(g, tile);
+    Stage& s = stages[kStages == 2 ? (tile - chunks.begin) % 2 : 0];
+    if constexpr (kStages == 2) fetch(tile + 1, stages[(tile + 1 - chunks.begin) % 2]);
     await_copies<kStages - 1>();
     __syncthreads();
     const uint32_t keys = shared_address(s.keys), queries = shared_address(s.queries), values = shared_address(s.values);
@@ -350,7 +291,7 @@ __device__ void scan(const GdnPromptArgs& args) {
       operand(state[2 * step], state[2 * step + 1], a, a_rest);
 #pragma unroll
       for (int n = 0; n < kChunk / 8; n += 2) {
-        const uint32_t at = swizzled<kRowPieces>(8 * n + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2);
+        const uint32_t at = image_at(8 * n + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2);
         uint32_t k[4], q[4];
         load_matrices(k, keys + at);
         load_matrices(q, queries + at);
@@ -367,7 +308,7 @@ __device__ void scan(const GdnPromptArgs& args) {
 #pragma unroll
     for (int n = 0; n < kChunk / 8; n += 2) {
       uint32_t v[4];  // tile n, columns 0 .. 7 and 8 .. 15; tile n + 1
-      load_matrices_transposed(v, values + swizzled<kMatrixPieces>(8 * n + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+      load_matrices_transposed(v, values + image_at(8 * n + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
 #pragma unroll
       for (int tile_of_two = 0; tile_of_two < 2; ++tile_of_two) {
         const int m = n + tile_of_two;
@@ -385,18 +326,8 @@ __device__ void scan(const GdnPromptArgs& args) {
     multiply_lower(u, known, shared_address(s.t), shared_address(s.t_rest), lane);
     multiply_lower(o, u, shared_address(s.p), shared_address(s.p_rest), lane);
 
-    // Out, whose rows are the chunk's: 8 x 8 elements are transposed at a time.
 #pragma unroll
-    for (int n = 0; n < kChunk / 8; ++n)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t pair = transposed(pack(o[n][2 * half], o[n][2 * half + 1]));
-        const int row = 8 * n + lane / 4;
-        if (row < t.rows) {
-          const int64_t at = (int64_t{t.first_row} + t.base + row - t.cursor) * g.num_v_heads + head;
-          *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(g.out) + at * kDim + column + half * 8 + lane % 4 * 2) = pair;
-        }
-      }
+    for (int n = 0; n < kChunk / 8; ++n) store_transposed(g, t, head, column, n, o[n]);
 
     if (t.rows == kChunk) {
       const float total = expf(s.scalars[kChunk - 1].w);
@@ -417,7 +348,7 @@ __device__ void scan(const GdnPromptArgs& args) {
 #pragma unroll
         for (int n = 0; n < kDim / 8; n += 2) {
           uint32_t k[4];  // rows 0 .. 7 and 8 .. 15 of the step for tile n, then for tile n + 1
-          load_matrices_transposed(k, keys + swizzled<kRowPieces>(step * 16 + lane / 8 % 2 * 8 + lane % 8, n + lane / 16));
+          load_matrices_transposed(k, keys + image_at(step * 16 + lane / 8 % 2 * 8 + lane % 8, n + lane / 16));
           multiply_add(state[n], a, k[0], k[1]);
           multiply_add(state[n + 1], a, k[2], k[3]);
           multiply_add(state[n], a_rest, k[0], k[1]);
@@ -426,24 +357,9 @@ __device__ void scan(const GdnPromptArgs& args) {
       }
       folded = true;
     } else {  // the run's last chunk: its rows are kept
-      const int64_t length = kChunk + g.k_max + 1;
-      const auto place = [&](int j) { return int64_t{t.slot} * length + (t.base + j) % length; };
 #pragma unroll
-      for (int n = 0; n < kChunk / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int j = n * 8 + lane % 4 * 2 + e % 2;
-          if (j < t.rows) store(g.ring_u, g.ring, (place(j) * g.num_v_heads + head) * kDim + column + lane / 4 + e / 2 * 8, u[n][e]);
-        }
-      if (part == 0 && thread < t.rows) g.ring_g[place(thread) * g.num_v_heads + head] = s.scalars[thread].w;
-      if (part == 0 && first_of_key(g, head)) {
-        const float* factors = args.factors + (int64_t{tile} * 2 * g.num_k_heads + g.num_k_heads + k_head) * kChunk;
-        for (int item = thread; item < t.rows * kDim; item += kThreads) {
-          const int j = item / kDim, i = item % kDim;
-          const float y = __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(s.keys + swizzled<kRowPieces>(j, i / 8) + i % 8 * 2));
-          store(g.ring_k, g.ring, (place(j) * g.num_k_heads + k_head) * kDim + i, y * factors[j]);
-        }
-      }
+      for (int n = 0; n < kChunk / 8; ++n) keep_updates(g, t, head, column, n, u[n]);
+      if (part == 0) keep_keys<kThreads>(args, t, tile, head, s.keys, s.scalars);
     }
     __syncthreads();  // the stage is free
     if constexpr (kStages == 1) fetch(tile + 1, s);
@@ -466,7 +382,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_norm(const __g
   const GdnArgs& g = args.gdn;
   const Tile t = tile_of(g, args.first_tile + static_cast<int>(blockIdx.x));
   const int head = static_cast<int>(blockIdx.y), warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const float4 weight = *reinterpret_cast<const float4*>(g.norm + lane * 4);
+  const float* weight = g.norm + lane * 4;  // behind vectors of any number of heads: not aligned
   for (int row = warp; row < t.rows; row += kWarps) {
     const int64_t at = ((int64_t{t.first_row} + t.base + row - t.cursor) * g.num_v_heads + head) * kDim + lane * 4;
     uint2* out = reinterpret_cast<uint2*>(static_cast<uint16_t*>(g.out) + at);
@@ -474,8 +390,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_norm(const __g
     const float x[4] = {low_of(o.x), high_of(o.x), low_of(o.y), high_of(o.y)};
     const float sum = warp_sum(x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3]);
     const float scale = 1.0f / sqrtf(sum / static_cast<float>(kDim) + g.eps);
-    *out = make_uint2(pack(x[0] * scale * weight.x * silu(low_of(z.x)), x[1] * scale * weight.y * silu(high_of(z.x))),
-                      pack(x[2] * scale * weight.z * silu(low_of(z.y)), x[3] * scale * weight.w * silu(high_of(z.y))));
+    *out = make_uint2(pack(x[0] * scale * weight[0] * silu(low_of(z.x)), x[1] * scale * weight[1] * silu(high_of(z.x))),
+                      pack(x[2] * scale * weight[2] * silu(low_of(z.y)), x[3] * scale * weight[3] * silu(high_of(z.y))));
   }
 }
 

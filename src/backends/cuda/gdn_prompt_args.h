@@ -8,17 +8,19 @@ namespace quern::cuda {
 struct GdnPromptArgs {
   GdnArgs gdn;
   int32_t first_tile, num_tiles;  // which of the tiles
-  // Workspace, by tile of the launch. Images are bf16 [64, columns], swizzled as in mma.cuh.
-  unsigned char* rows;      // [num_tiles, 2 num_k_heads + num_v_heads] images of 128 columns: q, k and v after the conv, not normalized
+  // Workspace, by tile of the launch. Images are bf16 [64, 64], swizzled as in mma.cuh.
+  unsigned char* rows;      // [num_tiles, 2 num_k_heads + num_v_heads, 2] images: the halves of q, k and v after the conv, not normalized
   float* factors;           // [num_tiles, 2 num_k_heads, 64]: what normalizes the rows of q and k, q also times d_k^-1/2
-  unsigned char* matrices;  // [num_tiles, num_v_heads, 4] images of 64 columns: T and its remainder, P and its remainder
+  unsigned char* matrices;  // [num_tiles, num_v_heads, 4] images: T and its remainder, P and its remainder
   float* scalars;           // [num_tiles, num_v_heads, 64, 4]: e^G f_k, e^G f_q, e^(G64 - G) f_k, G
 };
 
 inline constexpr int kGdnPromptDim = 128;  // d_k and d_v
-inline constexpr int kGdnPromptRowImageBytes = static_cast<int>(kGrid) * kGdnPromptDim * 2, kGdnPromptMatrixBytes = static_cast<int>(kGrid * kGrid) * 2;
 inline constexpr int kGdnPromptColumns = 64;  // of a head, that a block of the scan has
-/// Dynamic shared memory of a stage of the scan: the images of k, q, T and P, half an image of v, scalars.
-inline constexpr int kGdnPromptStageBytes = 2 * kGdnPromptRowImageBytes + 4 * kGdnPromptMatrixBytes + kGdnPromptRowImageBytes / 2 + static_cast<int>(kGrid) * 16;
+inline constexpr int kGdnPromptImageBytes = static_cast<int>(kGrid) * kGdnPromptColumns * 2, kGdnPromptRowBytes = 2 * kGdnPromptImageBytes;
+inline constexpr int kGdnPromptScalarBytes = static_cast<int>(kGrid) * 16;
+/// Dynamic shared memory of a stage of the scan: the images of k, q, T and P, half of v, scalars.
+inline constexpr int kGdnPromptStageBytes = 2 * kGdnPromptRowBytes + 5 * kGdnPromptImageBytes + kGdnPromptScalarBytes;
+inline constexpr int kGdnPromptStages90 = 3;  // of the scan on sm_90
 
 }  // namespace quern::cuda

@@ -26,9 +26,18 @@ Result<std::unique_ptr<typename Op::Kernel>> make_sm90(const typename Op::Proble
   return sm90::make(problem, device);
 }
 
-/// Candidates of an op, best first.
+template <class Op>
+Result<std::unique_ptr<typename Op::Kernel>> make_sm90_pairs(const typename Op::Problem& problem, ops::Device& device) {
+  return sm90::make_pairs(problem, device);
+}
+
+/// Candidates of an op, best first. By request: until their tests have passed on a device.
 template <class Op>
 constexpr ops::Candidate<Op> kSm90[] = {{"cuda.sm90", accepts_sm90<Op>, make_sm90<Op>}, {"cuda.plain", accepts<Op>, make<Op>}};
+template <class Op>
+constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90.pairs", accepts_sm90<Op>, make_sm90_pairs<Op>, true},
+                                          {"cuda.sm90", accepts_sm90<Op>, make_sm90<Op>},
+                                          {"cuda.plain", accepts<Op>, make<Op>}};
 template <class Op>
 constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", accepts<Op>, make<Op>}};
 
@@ -40,26 +49,26 @@ template <class Op>
 Result<std::unique_ptr<typename Op::Kernel>> make_mma(const typename Op::Problem& problem, ops::Device& device) {
   return mma::make(problem, device);
 }
-template <class Op>
-constexpr ops::Candidate<Op> kMma[] = {{"cuda.mma", accepts_mma<Op>, make_mma<Op>}, {"cuda.plain", accepts<Op>, make<Op>}};
-/// Prompt rows chunk by chunk only by request, until a device has shown them right: `--kernel gdn_mix=cuda.mma.chunked`.
-constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cuda.mma", accepts_mma<ops::GdnMix>, make_mma<ops::GdnMix>},
-                                                   {"cuda.mma.chunked", accepts_mma<ops::GdnMix>, mma::make_chunked},
+constexpr ops::Candidate<ops::Attention> kAttention[] = {{"cuda.sm90", accepts_sm90<ops::Attention>, make_sm90<ops::Attention>, true},
+                                                         {"cuda.mma", accepts_mma<ops::Attention>, make_mma<ops::Attention>},
+                                                         {"cuda.plain", accepts<ops::Attention>, make<ops::Attention>}};
+constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cuda.mma.chunked", accepts_mma<ops::GdnMix>, mma::make_chunked},
+                                                   {"cuda.mma", accepts_mma<ops::GdnMix>, make_mma<ops::GdnMix>},
                                                    {"cuda.plain", accepts<ops::GdnMix>, make<ops::GdnMix>}};
 
 }  // namespace
 
 constinit const ops::KernelTable kKernelTable{
     .embed = kPlain<ops::Embed>,
-    .attn_in = kSm90<ops::AttnIn>,
-    .attention = kMma<ops::Attention>,
-    .gdn_in = kSm90<ops::GdnIn>,
+    .attn_in = kLinear<ops::AttnIn>,
+    .attention = kAttention,
+    .gdn_in = kLinear<ops::GdnIn>,
     .gdn_mix = kGdnMix,
-    .out_residual = kSm90<ops::OutResidual>,
-    .mlp_in = kSm90<ops::MlpIn>,
-    .down_residual = kSm90<ops::DownResidual>,
-    .mtp_in = kSm90<ops::MtpIn>,
-    .head = kSm90<ops::Head>,
+    .out_residual = kLinear<ops::OutResidual>,
+    .mlp_in = kLinear<ops::MlpIn>,
+    .down_residual = kLinear<ops::DownResidual>,
+    .mtp_in = kLinear<ops::MtpIn>,
+    .head = kLinear<ops::Head>,
     .sample = kSm90<ops::Sample>,
     .draft_rows = kPlain<ops::DraftRows>,
     .state_copy = kPlain<ops::StateCopy>,

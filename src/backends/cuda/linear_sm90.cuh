@@ -40,28 +40,30 @@ struct DecodeWalk {
   __device__ void next_tile() { k = 0, ++tile; }
 };
 
-/// The output tiles of one block for prompt rows. Blocks that run together share weights and rows in the L2 cache: 16 tile rows beside each other.
-template <int kColumns>
+/// The output tiles of one block for prompt rows, or of a pair of blocks, which take the two halves of 2 kColumns rows. Blocks that run together share weights and rows in the L2 cache:
+/// 16 tile rows beside each other.
+template <int kColumns, bool kPair>
 struct PromptWalk {
-  static constexpr int kBand = 16;
+  static constexpr int kBand = 16, kBlocks = kPair ? 2 : 1;
   const PromptArgs& args;
   int row_tiles, item;
   int tile = 0, k = 0, first_row = 0;
   int64_t left = 0;
 
-  __device__ explicit PromptWalk(const PromptArgs& a) : args(a), row_tiles((a.x_rows + kColumns - 1) / kColumns), item(blockIdx.x) {
-    const int items = a.phase.tiles * row_tiles, grid = static_cast<int>(gridDim.x);
+  __device__ explicit PromptWalk(const PromptArgs& a)
+      : args(a), row_tiles((a.x_rows + kBlocks * kColumns - 1) / (kBlocks * kColumns)), item(static_cast<int>(blockIdx.x) / kBlocks) {
+    const int items = a.phase.tiles * row_tiles, grid = static_cast<int>(gridDim.x) / kBlocks;
     if (item < items) left = int64_t{(items - item + grid - 1) / grid} * a.phase.k_blocks;
     place();
   }
   __device__ void place() {
     const int per_band = kBand * row_tiles, band = item / per_band, height = min(kBand, args.phase.tiles - band * kBand), inside = item % per_band;
     tile = band * kBand + inside % height;
-    first_row = inside / height * kColumns;
+    first_row = (inside / height * kBlocks + static_cast<int>(blockIdx.x) % kBlocks) * kColumns;
   }
   __device__ void next_tile() {
     k = 0;
-    item += gridDim.x;
+    item += static_cast<int>(gridDim.x) / kBlocks;
     place();
   }
 };
@@ -113,10 +115,11 @@ struct Layout {
   __device__ int* flags() const { return reinterpret_cast<int*>(generic + barriers_begin() + (2 * stages + 1) * 16); }  // one a warpgroup
   __device__ float* sums() const { return reinterpret_cast<float*>(generic + barriers_begin() + (2 * stages + 2) * 16); }  // [8][blocks of 128]
 
-  __device__ void init_barriers() const {
+  /// `readers`: blocks whose warps say that a stage is free.
+  __device__ void init_barriers(int readers = 1) const {
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(full(stage), 1);
-      barrier_init(empty(stage), kConsumers / 32);
+      barrier_init(empty(stage), readers * kConsumers / 32);
     }
     barrier_init(norm_full(), 1);
     barrier_init(norm_empty(), (kConsumers + kHelpers) / 32);
@@ -760,8 +763,18 @@ __device__ __forceinline__ void store_prompt(const LinearPhase& phase, const flo
   }
 }
 
+/// A warp has read a stage. In a pair both blocks fill each other's.
+template <bool kPair>
+__device__ __forceinline__ void release(uint32_t empty, int lane) {
+  if constexpr (kPair) {
+    if (lane < 2) barrier_arrive_at(empty, lane);
+  } else {
+    if (lane == 0) barrier_arrive(empty);
+  }
+}
+
 /// Adds the products of kCount tiles of e4m3 to acc.
-template <int kCount>
+template <int kCount, bool kPair>
 __device__ __forceinline__ void multiply_prompt_e4m3(const Layout<128, true, false>& at, float (&acc)[64], RingPlace& ring) {
   const int group = threadIdx.x >> 7, lane = threadIdx.x & 31;
   float product[kCount][64];
@@ -785,20 +798,20 @@ __device__ __forceinline__ void multiply_prompt_e4m3(const Layout<128, true, fal
     const float scales[2][2] = {{__fmul_rn(scale.x, first), __fmul_rn(scale.x, second)}, {__fmul_rn(scale.y, first), __fmul_rn(scale.y, second)}};
     wgmma_wait_for(kCount - 1 - n);
     settle(product[n]);
-    if (lane == 0) barrier_arrive(at.empty(stages[n]));
+    release<kPair>(at.empty(stages[n]), lane);
 #pragma unroll
     for (int i = 0; i < 64; ++i) acc[i] = __fmaf_rn(product[n][i], scales[i / 4 % 2][i / 2 % 2], acc[i]);
   }
 }
 
-template <bool kFp8>
+template <bool kFp8, bool kPair>
 __device__ __forceinline__ void multiply_prompt(const Layout<128, kFp8, false>& at, float (&acc)[64], int count, RingPlace& ring) {
 #pragma unroll
   for (int i = 0; i < 64; ++i) acc[i] = 0;
   if constexpr (kFp8) {
     int k = 0;
-    for (; k + 2 <= count; k += 2) multiply_prompt_e4m3<2>(at, acc, ring);
-    for (; k < count; ++k) multiply_prompt_e4m3<1>(at, acc, ring);
+    for (; k + 2 <= count; k += 2) multiply_prompt_e4m3<2, kPair>(at, acc, ring);
+    for (; k < count; ++k) multiply_prompt_e4m3<1, kPair>(at, acc, ring);
   } else {
     const int group = threadIdx.x >> 7, lane = threadIdx.x & 31;
     int before = 0;
@@ -810,57 +823,68 @@ __device__ __forceinline__ void multiply_prompt(const Layout<128, kFp8, false>& 
       for (int i = 0; i < 4; ++i) wgmma<128, false>(acc, a + i * 2, b + i * 2, 1);
       wgmma_commit();
       wgmma_wait_for(1);
-      if (k > 0 && lane == 0) barrier_arrive(at.empty(before));
+      if (k > 0) release<kPair>(at.empty(before), lane);
       before = ring.stage;
       ring.advance(at.stages);
     }
     wgmma_wait_for(0);
     settle(acc);
-    if (lane == 0) barrier_arrive(at.empty(before));
+    release<kPair>(at.empty(before), lane);
   }
 }
 
-template <bool kFp8>
+/// kPair: the blocks of a cluster of two take different rows and the same weights, of which each brings half to both.
+template <bool kFp8, bool kPair>
 __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
   constexpr int kRows = 128;
   extern __shared__ char raw[];
   const Layout<kRows, kFp8, false> at(raw, args.stages, 0, 0);
-  if (threadIdx.x == kConsumers) at.init_barriers();
+  if (threadIdx.x == kConsumers) at.init_barriers(kPair ? 2 : 1);
   __syncthreads();
+  if constexpr (kPair) meet_cluster();
   const LinearPhase& phase = args.phase;
   if (threadIdx.x >= kConsumers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x != kConsumers) return;
     RingPlace ring{0, 1};
-    for (PromptWalk<kRows> walk(args); walk.left > 0; next(walk, phase.k_blocks)) {
-      const int rows = min(kRows, args.x_rows - walk.first_row);
+    for (PromptWalk<kRows, kPair> walk(args); walk.left > 0; next(walk, phase.k_blocks)) {
+      const int rows = max(0, min(kRows, args.x_rows - walk.first_row));  // the second block of the last pair may have none
       const int64_t row = int64_t{walk.k} * args.x_rows + walk.first_row;
       barrier_wait(at.empty(ring.stage), ring.parity);
       barrier_expect(at.full(ring.stage), kTileBytes + (kFp8 ? 16 : 0) + rows * (kTileRowBytes + (kFp8 ? 4 : 0)));
-      bulk_copy(at.weight(ring.stage), tile_address(phase, walk.tile, walk.k), kTileBytes, at.full(ring.stage));
+      const char* tile = tile_address(phase, walk.tile, walk.k);
+      if constexpr (kPair) {
+        const uint32_t half = cluster_rank() * (kTileBytes / 2);
+        bulk_copy_to_pair(at.weight(ring.stage) + half, tile + half, kTileBytes / 2, at.full(ring.stage));
+      } else {
+        bulk_copy(at.weight(ring.stage), tile, kTileBytes, at.full(ring.stage));
+      }
       if constexpr (kFp8) bulk_copy(at.tile_scale_address(ring.stage), tile_scales(phase, walk.tile, walk.k), 16, at.full(ring.stage));
-      bulk_copy(at.rows(ring.stage), static_cast<const char*>(args.x) + row * kTileRowBytes, rows * kTileRowBytes, at.full(ring.stage));
-      if constexpr (kFp8) bulk_copy(shared_address(at.scales(ring.stage)), args.x_scale + row, rows * 4, at.full(ring.stage));
+      if (rows > 0) {
+        bulk_copy(at.rows(ring.stage), static_cast<const char*>(args.x) + row * kTileRowBytes, rows * kTileRowBytes, at.full(ring.stage));
+        if constexpr (kFp8) bulk_copy(shared_address(at.scales(ring.stage)), args.x_scale + row, rows * 4, at.full(ring.stage));
+      }
       ring.advance(at.stages);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     RingPlace ring;
-    for (PromptWalk<kRows> walk(args); walk.left > 0; walk.left -= phase.k_blocks, walk.next_tile()) {
+    for (PromptWalk<kRows, kPair> walk(args); walk.left > 0; walk.left -= phase.k_blocks, walk.next_tile()) {
       float acc[64];
-      multiply_prompt<kFp8>(at, acc, phase.k_blocks, ring);
+      multiply_prompt<kFp8, kPair>(at, acc, phase.k_blocks, ring);
       store_prompt(phase, acc, walk.tile, walk.first_row, args.rows);
     }
   }
+  if constexpr (kPair) meet_cluster();  // a block's memory stays until the other has arrived at its barriers for the last time
 }
 
 #define QUERN_CHAIN(name, columns, fp8, resident)                                                                                    \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ ChainArgs args) { \
     run_chain<columns, fp8, resident>(args);                                                                                         \
   }
-#define QUERN_PROMPT(name, fp8)                                                                           \
+#define QUERN_PROMPT(name, fp8, pair)                                                                     \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ PromptArgs args) { \
-    run_prompt<fp8>(args);                                                                                \
+    run_prompt<fp8, pair>(args);                                                                          \
   }
 
 }  // namespace quern::cuda::sm90

@@ -70,8 +70,9 @@ PromptPlaces::PromptPlaces(std::byte* workspace, int64_t rows, int64_t in_featur
   end = spare + spare_columns * all * 2;
 }
 
-Result<Linears> Linears::load(Device& device) {
+Result<Linears> Linears::load(Device& device, bool pairs) {
   Linears linears;
+  linears.pairs_ = pairs;
   ASSIGN_OR_RETURN(linears.packers_, Packers::load(device));
   linears.num_sms_ = device.num_sms();
   linears.max_shared_bytes_ = device.max_shared_bytes();
@@ -87,6 +88,8 @@ Result<Linears> Linears::load(Device& device) {
   }
   ASSIGN_OR_RETURN(linears.e4m3_.prompt, device.function<PromptArgs>("prompt_sm90", "prompt_e4m3", shared));
   ASSIGN_OR_RETURN(linears.bf16_.prompt, device.function<PromptArgs>("prompt_sm90", "prompt_bf16", shared));
+  ASSIGN_OR_RETURN(linears.e4m3_.prompt_pair, device.function<PromptArgs>("prompt_sm90", "prompt_pair_e4m3", shared));
+  ASSIGN_OR_RETURN(linears.bf16_.prompt_pair, device.function<PromptArgs>("prompt_sm90", "prompt_pair_bf16", shared));
   return linears;
 }
 
@@ -165,11 +168,15 @@ void Linears::multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m
   args.x = e4m3 ? places.x8 : places.x16;
   args.x_scale = reinterpret_cast<const float*>(places.x_scale);
   args.stages = (max_shared_bytes_ - fixed_bytes(0, 0, 0)) / per_stage;
-  const int64_t items = phase.tiles * int64_t{plain::blocks_for(args.x_rows, kRows)};
-  stream.launch((e4m3 ? e4m3_ : bf16_).prompt,
-                {.grid = {static_cast<unsigned>(std::min<int64_t>(items, num_sms_))},
+  const bool pair = pairs_ && args.x_rows > kRows;
+  const unsigned blocks = pair ? 2 : 1;  // of a cluster
+  const int64_t items = phase.tiles * int64_t{plain::blocks_for(args.x_rows, kRows * blocks)};
+  const Kind& kind = e4m3 ? e4m3_ : bf16_;
+  stream.launch(pair ? kind.prompt_pair : kind.prompt,
+                {.grid = {blocks * static_cast<unsigned>(std::min<int64_t>(items, num_sms_ / static_cast<int>(blocks)))},
                  .block = {kThreads},
-                 .shared_bytes = static_cast<unsigned>(fixed_bytes(0, 0, 0) + args.stages * per_stage)},
+                 .shared_bytes = static_cast<unsigned>(fixed_bytes(0, 0, 0) + args.stages * per_stage),
+                 .cluster = {blocks, 1, 1}},
                 args);
 }
 

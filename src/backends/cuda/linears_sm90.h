@@ -57,7 +57,8 @@ inline ops::Verdict accepts_activation(DType activation, ops::ActivationLayout l
 /// The linear kernels of one device: what the ops of this platform are made of.
 class Linears {
  public:
-  static Result<Linears> load(Device& device);
+  /// `pairs`: blocks take prompt rows in clusters of two, which share weights. The bits are the same.
+  static Result<Linears> load(Device& device, bool pairs = false);
 
   [[nodiscard]] const Packers& packers() const { return packers_; }
   /// What `layer` needs, whichever rows there are; `spare_columns` as in PromptPlaces.
@@ -123,7 +124,7 @@ class Linears {
   friend class Chain;
   struct Kind {
     std::array<Function<ChainArgs>, kColumns.size()> chain;
-    Function<PromptArgs> prompt;
+    Function<PromptArgs> prompt, prompt_pair;
   };
   void launch_chain(Stream& stream, ChainArgs args, bool e4m3) const;
   void prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearPhase& phase, const RowsIn& in, int64_t rows,
@@ -138,6 +139,7 @@ class Linears {
   Function<ChainArgs> resident_;
   Kind e4m3_, bf16_;
   int num_sms_ = 0, max_shared_bytes_ = 0;
+  bool pairs_ = false;
 };
 
 }  // namespace quern::cuda::sm90

@@ -60,9 +60,16 @@ ops::Verdict accepts(const ops::MtpIn::Problem& problem, const ops::DeviceTraits
   return TileLayer::accepts({.parts = {problem.fc}}, traits);
 }
 
-Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) {
-  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device)));
+namespace {
+
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device, bool pairs) {
+  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), pairs));
   return std::unique_ptr<ops::MtpIn::Kernel>(std::make_unique<MtpInKernel>(problem, std::move(linears)));
 }
+
+}  // namespace
+
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) { return make(problem, device, false); }
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make_pairs(const ops::MtpIn::Problem& problem, ops::Device& device) { return make(problem, device, true); }
 
 }  // namespace quern::cuda::sm90

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "backends/cuda/attention_args.h"
@@ -58,6 +59,12 @@ inline std::byte* row_address(const ops::TensorView& view, int64_t row, int64_t 
 /// The tables of a step, and a layer's KV, as kernels take them.
 StepTables step_tables(const ops::Rows& rows);
 KvCache kv_cache(const ops::KvCacheView& kv);
+
+/// Up to `most` bytes of what the next op reads.
+inline Prefetch prefetch_of(const ops::Launch& launch, int64_t most) {
+  if (launch.next_weights == nullptr) return {};
+  return {launch.next_weights->address(), std::min(static_cast<int64_t>(launch.next_weights->size_bytes()), most) / 16 * 16};
+}
 
 /// Blocks of `size` that cover `n`.
 inline unsigned blocks_for(int64_t n, int64_t size) { return static_cast<unsigned>((n + size - 1) / size); }

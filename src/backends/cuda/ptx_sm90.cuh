@@ -30,6 +30,30 @@ __device__ __forceinline__ void bulk_copy(uint32_t destination, const void* sour
                "r"(barrier)
                : "memory");
 }
+/// The same to both blocks of a cluster of two, at the same place of each one's memory; the barrier at that place of each counts what its block receives.
+__device__ __forceinline__ void bulk_copy_to_pair(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(destination), "l"(source),
+               "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(3))
+               : "memory");
+}
+/// Arrives at the barrier at this place of the memory of block `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+/// Waits for all threads of the cluster that have not ended.
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+}
 /// The same for weights, which no later kernel of the step reads again.
 __device__ __forceinline__ void bulk_copy_once(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
   asm volatile(
@@ -52,6 +76,16 @@ __device__ __forceinline__ void named_barrier() {
 template <int kId, int kThreads>
 __device__ __forceinline__ void named_arrive() {
   asm volatile("bar.arrive %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
+}
+
+/// A warpgroup gives registers back, or takes some more: kCount a thread.
+template <int kCount>
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -113,6 +147,16 @@ __device__ __forceinline__ void wgmma(float (&d)[kColumns / 2], uint64_t a, uint
     static_assert(kColumns == 128);
     QUERN_WGMMA_BOTH(128, QUERN_R64, "%64", "%65", "%66", QUERN_D64(0));
   }
+}
+
+/// d [64, 64] = (or +=) A B^T in bf16: A [64, 16] in registers, as two tiles of 8 columns of sums leave it. kTransposed: B stands in shared memory with its rows along K.
+template <int kTransposed = 0>
+__device__ __forceinline__ void wgmma_from_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" QUERN_R32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
+      : QUERN_D32(0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposed));
 }
 
 }  // namespace quern::cuda::sm90

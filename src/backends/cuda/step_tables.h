@@ -34,4 +34,10 @@ struct StepTables {
   int32_t drafts_stride, block_tables_stride;
 };
 
+/// Memory that the blocks of a launch bring into the L2 cache for the next one, each a share. Nothing: no bytes.
+struct Prefetch {
+  const void* address = nullptr;  // 16-byte aligned
+  int64_t bytes = 0;              // a multiple of 16
+};
+
 }  // namespace quern::cuda
