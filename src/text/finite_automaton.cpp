@@ -27,7 +27,7 @@ class Nfa {
     std::vector<Dfa::Call> calls;
   };
 
-  Nfa(const Grammar& grammar, const LiftRepeat* lift) : grammar_(grammar), lift_(lift) {}
+  Nfa(const Grammar& grammar, const LiftRepeat* lift, BuildBudget& budget) : grammar_(grammar), lift_(lift), budget_(budget) {}
 
   int32_t add_state() {
     states_.emplace_back();
@@ -37,7 +37,7 @@ class Nfa {
 
   /// Adds paths for `id`. Never adds an edge into `from` or out of `to`.
   Result<void> add(NodeId id, int32_t from, int32_t to) {
-    if (states_.size() > kMaxNfaStates) return too_large();
+    if (states_.size() > std::min(kMaxNfaStates, budget_.states)) return too_large();
     const Grammar::Node& node = grammar_.node(id);
     switch (node.kind) {
       case Grammar::Kind::kNothing: return {};
@@ -85,7 +85,7 @@ class Nfa {
     const bool unbounded = node.max == Grammar::kUnbounded;
     const int32_t times = unbounded ? node.min : node.max;
     if (lift_ != nullptr && times > kMaxUnrolled) {
-      ASSIGN_OR_RETURN(Dfa automaton, build_dfa(grammar_, body, lift_));
+      ASSIGN_OR_RETURN(Dfa automaton, build_dfa(grammar_, body, lift_, &budget_));
       if (automaton.is_prefix_free()) {
         at(from).calls.push_back({(*lift_)(body, node.min, node.max, std::move(automaton)), to});
         return {};
@@ -131,6 +131,7 @@ class Nfa {
 
   const Grammar& grammar_;
   const LiftRepeat* lift_;
+  BuildBudget& budget_;
   std::vector<State> states_;
 };
 
@@ -145,12 +146,14 @@ struct HashOfStates {
 /// The subset construction.
 class Determinizer {
  public:
-  Determinizer(const Nfa& nfa, int32_t accepting, size_t num_nfa_states) : nfa_(nfa), accepting_(accepting), seen_(num_nfa_states, 0) {}
+  Determinizer(const Nfa& nfa, int32_t accepting, size_t num_nfa_states, size_t max_work)
+      : nfa_(nfa), accepting_(accepting), max_work_(std::min(kMaxSubsetWork, max_work)), seen_(num_nfa_states, 0) {}
+  [[nodiscard]] size_t work() const { return work_; }
 
   Result<Dfa> run(int32_t start) {
     add({start});
     for (size_t i = 0; i < subsets_.size(); ++i) {
-      if (subsets_.size() > kMaxDfaStates || work_ > kMaxSubsetWork) return too_large();
+      if (subsets_.size() > kMaxDfaStates || work_ > max_work_) return too_large();
       expand(i);
     }
     return std::move(dfa_);
@@ -219,6 +222,7 @@ class Determinizer {
 
   const Nfa& nfa_;
   const int32_t accepting_;
+  const size_t max_work_;
   std::vector<uint32_t> seen_;
   uint32_t round_ = 0;
   size_t work_ = 0;
@@ -355,12 +359,18 @@ NodeId Dfa::as_node(Grammar& grammar) const {
   return grammar.graph(std::move(graph));
 }
 
-Result<Dfa> build_dfa(const Grammar& grammar, NodeId node, const LiftRepeat* lift) {
-  Nfa nfa(grammar, lift);
+Result<Dfa> build_dfa(const Grammar& grammar, NodeId node, const LiftRepeat* lift, BuildBudget* budget) {
+  BuildBudget own;
+  BuildBudget& left = budget != nullptr ? *budget : own;
+  Nfa nfa(grammar, lift, left);
   const int32_t start = nfa.add_state(), end = nfa.add_state();
   RETURN_IF_ERROR(nfa.add(node, start, end));
   const int32_t num_states = nfa.add_state() + 1;
-  return Determinizer(nfa, end, static_cast<size_t>(num_states)).run(start);
+  left.states -= std::min(left.states, static_cast<size_t>(num_states));
+  Determinizer determinizer(nfa, end, static_cast<size_t>(num_states), left.work);
+  Result<Dfa> dfa = determinizer.run(start);
+  left.work -= std::min(left.work, determinizer.work());
+  return dfa;
 }
 
 Result<Dfa> intersect(const Dfa& a, const Dfa& b) { return Product(a, b, true).run(); }

@@ -44,9 +44,15 @@ inline constexpr int32_t kMaxUnrolled = 20;
 /// Called for a repetition of a prefix-free body; returns the rule that stands for it.
 using LiftRepeat = std::function<RuleId(NodeId body, int32_t min, int32_t max, Dfa automaton)>;
 
+/// What building several automata may cost together.
+struct BuildBudget {
+  size_t states = 3'000'000;  // of nondeterministic automata
+  size_t work = 60'000'000;   // edges and states looked at while they are made deterministic
+};
+
 /// The automaton of `node`. With `lift`, long repetitions become calls; without, everything is unrolled, and rules may not be called.
-/// Errors: kInvalidArgument when it would be too large.
-Result<Dfa> build_dfa(const Grammar& grammar, NodeId node, const LiftRepeat* lift);
+/// budget: what is left of it afterwards; null: one of its own. Errors: kInvalidArgument when it would be too large.
+Result<Dfa> build_dfa(const Grammar& grammar, NodeId node, const LiftRepeat* lift, BuildBudget* budget = nullptr);
 
 /// Texts that both accept, or that `a` accepts and `b` does not. Without calls. Errors: kInvalidArgument when it would be too large.
 Result<Dfa> intersect(const Dfa& a, const Dfa& b);

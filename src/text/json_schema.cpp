@@ -57,9 +57,14 @@ std::string pointer_step(std::string_view key) {
 
 }  // namespace
 
-Result<bool> pattern_matches(std::string_view pattern, std::string_view text) {
-  ASSIGN_OR_RETURN(const Dfa dfa, regex_dfa(pattern, CharForm::kText, true));
-  return dfa.accepts(text);
+Result<bool> SchemaReader::pattern_matches(const std::string& pattern, const std::string& path, std::string_view text) const {
+  auto found = patterns_.find(pattern);
+  if (found == patterns_.end()) {
+    auto dfa = regex_dfa(pattern, CharForm::kText, true);
+    if (!dfa) return error(path, fmt::format("cannot be used: {}", dfa.error().message));
+    found = patterns_.emplace(pattern, *std::move(dfa)).first;
+  }
+  return found->second.accepts(text);
 }
 
 Error SchemaReader::error(std::string_view path, std::string_view what) const {
@@ -330,9 +335,8 @@ Result<std::optional<Conjunction>> SchemaReader::member(const SchemaShape& shape
       if (property == name) out.push_back(place), said = true;
     }
     for (const auto& [pattern, place] : part.patterns) {
-      auto matched = pattern_matches(pattern, name);
-      if (!matched) return error(place.path, fmt::format("cannot be used: {}", matched.error().message));
-      if (*matched) out.push_back(place), said = true;
+      ASSIGN_OR_RETURN(const bool matched, pattern_matches(pattern, place.path, name));
+      if (matched) out.push_back(place), said = true;
     }
     if (said || !part.additional) continue;
     if (*part.additional->schema == false) return std::optional<Conjunction>();
@@ -401,9 +405,8 @@ Result<bool> SchemaReader::matches(const Json& value, const SchemaShape& shape) 
     const int64_t length = num_characters(text);
     if (length < shape.min_length || (shape.max_length && length > *shape.max_length)) return false;
     for (const auto& [pattern, path] : shape.patterns) {
-      auto matched = pattern_matches(pattern, text);
-      if (!matched) return error(path, fmt::format("cannot be used: {}", matched.error().message));
-      if (!*matched) return false;
+      ASSIGN_OR_RETURN(const bool matched, pattern_matches(pattern, path, text));
+      if (!matched) return false;
     }
     return true;
   }

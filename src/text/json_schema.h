@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "base/json.h"
 #include "base/result.h"
 #include "text/decimal_grammar.h"
+#include "text/finite_automaton.h"
 #include "text/tool_schemas.h"
 
 namespace quern::text {
@@ -51,7 +53,7 @@ struct SchemaShape {
   std::optional<int64_t> max_items;
 };
 
-/// Reads JSON schemas: resolves references, merges allOf, multiplies anyOf and oneOf out. What constrains values and is not understood is an
+/// One thread. Reads JSON schemas: resolves references, merges allOf, multiplies anyOf and oneOf out. What constrains values and is not understood is an
 /// error that names the keyword and its place; annotations and unknown keywords are ignored, as the standard has it.
 /// oneOf is read as anyOf. Where `properties` stands without additionalProperties no others are written, where prefixItems stands without
 /// items no more of them: all that is allowed still satisfies the schema.
@@ -87,11 +89,12 @@ class SchemaReader {
   [[nodiscard]] Result<SchemaPlace> resolve(const std::string& path, const Json& reference) const;
   [[nodiscard]] Result<int64_t> count(const std::string& path, const Json& value) const;
 
+  /// Whether `text` has a match of the pattern, which stands at `path`.
+  [[nodiscard]] Result<bool> pattern_matches(const std::string& pattern, const std::string& path, std::string_view text) const;
+
   const Json& root_;
   std::string field_;
+  mutable std::map<std::string, Dfa> patterns_;  // that were matched with
 };
-
-/// Whether `text` has a match of the pattern; errors of the pattern without a place.
-Result<bool> pattern_matches(std::string_view pattern, std::string_view text);
 
 }  // namespace quern::text

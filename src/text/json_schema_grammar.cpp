@@ -17,7 +17,6 @@ namespace {
 constexpr size_t kMaxSchemas = 5000;
 constexpr int64_t kMaxCountedProperties = 1000;
 constexpr int64_t kMaxCountedCharacters = 4000;  // where a pattern has to hold as well
-constexpr int64_t kMaxCountedText = 1000;        // of a tool's string, next to the tags that it must not have
 constexpr std::string_view kOpenParameter = "<parameter=", kAfterName = ">\n", kCloseParameter = "\n</parameter>\n";
 const CodePointSet kEverything{{0, kLastCodePoint}};
 
@@ -467,10 +466,26 @@ class SchemaCompiler {
       out.push_back(free_text());
       return {};
     }
-    if (shape.patterns.empty() && std::max(shape.min_length, shape.max_length.value_or(0)) > kMaxCountedText) {
-      // Too long to be counted next to the tags: without "<" there are none.
+    if (shape.patterns.empty() && !any_length) {
+      // To be counted next to the tags would take a state for each place in a tag at each length; without "<" there are no tags.
+      if (!not_first.empty()) not_first.merge(ByteSet::of("<"));
       const NodeId one = grammar_.code_point(complement({{'<', '<'}}));
-      out.push_back(grammar_.repeat(one, as_count(shape.min_length), shape.max_length ? as_count(*shape.max_length) : Grammar::kUnbounded));
+      const auto times = [&](int64_t fewer) {
+        const int32_t max = shape.max_length ? as_count(*shape.max_length - fewer) : Grammar::kUnbounded;
+        return grammar_.repeat(one, as_count(shape.min_length - fewer), max);
+      };
+      if (not_first.empty()) {
+        out.push_back(times(0));
+        return {};
+      }
+      if (shape.min_length == 0) out.push_back(grammar_.empty());
+      if (!shape.max_length || *shape.max_length > 0) {
+        CodePointSet first;
+        for (char32_t c = 0; c < 0x80; ++c)
+          if (!not_first.has(static_cast<uint8_t>(c))) first.push_back({c, c});
+        first.push_back({0x80, kLastCodePoint});
+        out.push_back(grammar_.sequence({grammar_.code_point(first), times(1)}));
+      }
       return {};
     }
     Dfa dfa = safe_text();
@@ -482,8 +497,6 @@ class SchemaCompiler {
       };
       ASSIGN_OR_RETURN(const Dfa matching, text_dfa(shape, CharForm::kText, located));
       ASSIGN_OR_RETURN(dfa, intersect(dfa, matching));
-    } else if (!any_length) {
-      ASSIGN_OR_RETURN(dfa, intersect(dfa, length_dfa(CharForm::kText, shape.min_length, shape.max_length)));
     }
     if (!not_first.empty() && !dfa.states.empty()) {
       Grammar scratch;

@@ -35,7 +35,7 @@ class PushdownCompiler {
       const Grammar::Rule& source = grammar_.rules()[static_cast<size_t>(rule)];
       if (source.body < 0) return invalid_argument("rule \"{}\" is not defined", source.name);
       const LiftRepeat lift = [this](NodeId body, int32_t min, int32_t max, Dfa dfa) { return lift_repeat(body, min, max, std::move(dfa)); };
-      ASSIGN_OR_RETURN(Dfa dfa, build_dfa(grammar_, source.body, &lift));
+      ASSIGN_OR_RETURN(Dfa dfa, build_dfa(grammar_, source.body, &lift, &budget_));
       RETURN_IF_ERROR(take(static_cast<size_t>(number), source.name, std::move(dfa)));
     }
     find_productive();
@@ -356,6 +356,7 @@ class PushdownCompiler {
   std::map<std::tuple<NodeId, int32_t, int32_t>, int32_t> lifted_;
   std::vector<std::pair<int32_t, Dfa>> lifted_bodies_;
   size_t num_states_ = 0;
+  BuildBudget budget_;
 };
 
 Result<PushdownAutomaton> PushdownAutomaton::compile(const Grammar& grammar, RuleId root) { return PushdownCompiler(grammar).run(root); }

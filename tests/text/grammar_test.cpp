@@ -191,6 +191,15 @@ TEST(Gbnf, SurvivesLongChainsOfRules) {
   }
 }
 
+/// Many rules that are each just small enough are too much together.
+TEST(Gbnf, HasOneBoundForAllItsRules) {
+  std::string text = "root ::= r0\n";
+  for (int i = 0; i < 2000; ++i) text += fmt::format("r{} ::= \"x\" r{} \"y\" | (((\"a\"*){{20}}){{20}}){{20}}\n", i, (i + 1) % 2000);
+  const auto judge = gbnf(text);
+  ASSERT_FALSE(judge);
+  EXPECT_THAT(judge.error().message, HasSubstr("too large"));
+}
+
 TEST(Gbnf, StaysSmallWhereItIsAmbiguous) {
   const auto judge = gbnf("root ::= s\ns ::= \"a\" s \"b\"? | \"a\"");
   ASSERT_OK(judge);

@@ -16,6 +16,7 @@
 #include "text/marked_text.h"
 #include "text/output_grammar.h"
 #include "text/regex_grammar.h"
+#include "text/tool_call_parser.h"
 #include "text/utf8.h"
 
 namespace quern::text {
@@ -147,6 +148,12 @@ class Walk {
     if (tokens.empty()) return false;
     int32_t token = tokens[static_cast<size_t>(random_.next() % tokens.size())];
     if (taken_.size() > patience) {
+      for (const char* closing : {"\n</parameter>\n", "</function>\n"}) {
+        if (closes_calls_ && random_.next() % 2 == 0 && matcher_.accept_bytes(closing)) {
+          text_ += closing;
+          return true;
+        }
+      }
       // One that ends a string, a list, an object or a tag, if there is one.
       if (has(allowed, v_.end)) token = v_.end;
       for (const char* ending : {"</think>", "\"", "]", "}", "</", "\n", "<", ",", "0", "a"}) {
@@ -168,6 +175,7 @@ class Walk {
       if (!step(patience)) return true;
     return false;
   }
+  void close_calls() { closes_calls_ = true; }
   GrammarMatcher& matcher() { return matcher_; }
   [[nodiscard]] const std::string& text() const { return text_; }
   [[nodiscard]] const std::vector<int32_t>& taken() const { return taken_; }
@@ -177,6 +185,7 @@ class Walk {
   Vocabulary& v_;
   GrammarMatcher matcher_;
   SplitMix64 random_;
+  bool closes_calls_ = false;  // tags of calls are written as a whole, now and then
   std::string text_;
   std::vector<int32_t> taken_;
 };
@@ -319,6 +328,49 @@ TEST(RandomWalk, EndsInDocumentsThatSatisfyTheSchema) {
     }
   }
   EXPECT_GT(num_complete, num_walks * 8 / 10) << num_walks;
+}
+
+TEST(RandomWalk, WritesCallsWhoseArgumentsSatisfyTheSchema) {
+  OutputShape shape;
+  shape.functions = {function("weather", kWeather, true)};
+  shape.calls = OutputShape::Calls::kForced;
+  const auto grammar = compile(demo(), shape);
+  const Json tools = *parse_json(fmt::format(R"([{{"type": "function", "function": {{"name": "weather", "parameters": {}}}}}])", kWeather), "tools");
+  const auto schemas = std::make_shared<const ToolSchemas>(*ToolSchemas::parse(tools));
+  const Json parameters = *parse_json(kWeather, "schema");
+  const SchemaReader reader(parameters, "schema");
+  int num_calls = 0;
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    Walk walk(demo(), grammar, seed);
+    walk.close_calls();
+    if (!walk.run(6, 600)) continue;
+    ToolCallParser parser(schemas, 1000);
+    std::vector<std::string> arguments;
+    std::string content;
+    const auto take = [&](const ToolCallParser::Delta& delta) {
+      content += delta.content;
+      for (const ToolCallParser::Piece& piece : delta.pieces) {
+        if (!piece.name.empty()) {
+          EXPECT_EQ(piece.name, "weather");
+          arguments.emplace_back();
+        }
+        arguments.back() += piece.arguments;
+      }
+    };
+    take(parser.push("<tool_call>\n<function=" + walk.text()));
+    take(parser.finish());
+    EXPECT_EQ(content, "") << walk.text();
+    EXPECT_GE(arguments.size(), 1u) << walk.text();
+    for (const std::string& one : arguments) {
+      ++num_calls;
+      const auto json = parse_json(one, "arguments");
+      ASSERT_TRUE(json) << walk.text() << "\n" << one;
+      const auto matched = reader.matches(*json, Conjunction{reader.root()});
+      ASSERT_OK(matched);
+      EXPECT_TRUE(*matched) << walk.text() << "\n" << one;
+    }
+  }
+  EXPECT_GT(num_calls, 100);
 }
 
 TEST(OutputShape, HoldsTheContentBehindReasoningOnly) {
