@@ -105,6 +105,7 @@ TEST_F(StructuredOutput, LeavesReasoningFreeAndHoldsWhatFollows) {
   EXPECT_TRUE(person["name"].is_string() && person["age"].is_number_integer());
 }
 
+// API-83
 TEST_F(StructuredOutput, IsTheSameInEveryDialect) {
   start();
   wish("{\"name\": \"Ada\", \"age\": 36, \"more\": 1}");
