@@ -68,8 +68,10 @@ Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const De
     if (!device) return make_error(device.error().code, "device '{}': {}; --device cpu works", name, device.error().message);
     return std::unique_ptr<ops::Device>(std::move(*device));
   }
-  if (platform == "opencl") {
-    auto device = opencl::Device::open(split.ordinal, {.inspectable = options.inspectable});
+  if (platform == "opencl" || platform == "opencl-emulated") {
+    const bool emulates = platform == "opencl-emulated";
+    if (emulates && !split.ordinal) return invalid_argument("device '{}': which one? opencl-emulated:0 is the first", name);
+    auto device = opencl::Device::open(split.ordinal, {.inspectable = options.inspectable, .emulates_xe2 = emulates});
     if (!device) return make_error(device.error().code, "device '{}': {}; --device cpu works", name, device.error().message);
     return std::unique_ptr<ops::Device>(std::move(*device));
   }

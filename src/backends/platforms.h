@@ -22,7 +22,7 @@ struct DeviceOptions {
   bool inspectable = false;  // for tests: TensorView::data() is readable on the host, and a launch has ended when enqueue returns
 };
 
-/// Opens one device by name: "cpu", "cpu:0", "cuda:0", "opencl:0". Errors say what is missing (driver, card, build) and what would work.
+/// Opens one device by name: "cpu", "cpu:0", "cuda:0", "opencl:0", "opencl-emulated:0" (for tests: kernels for Xe2 with its matrix units spelled out). Errors say what is missing (driver, card, build) and what would work.
 Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const DeviceOptions& options);
 
 /// Traits of a device that this machine may lack, for planning: "cpu", "h200", "b60", "b70", ... or a device name of this machine.

@@ -18,9 +18,10 @@ int main(int argc, char** argv) {
                     : candidate == "cpu.avx512"         ? traits.avx512
                     : candidate == "cpu.avx512_bf16"    ? traits.avx512_bf16 && traits.avx512_vbmi
                     : candidate.starts_with("cpu.amx")  ? traits.amx_bf16 && traits.avx512_vbmi
+                    : candidate == "opencl.dpas" || candidate == "opencl.simd16" ? traits.architecture != 0
                                                         : true;
   if (!runs) {
-    std::printf("SKIPPED: this processor cannot run %s\n", candidate.c_str());
+    std::printf("SKIPPED: this device cannot run %s\n", candidate.c_str());
     return 77;
   }
   const int failed = RUN_ALL_TESTS();

@@ -1,32 +1,10 @@
 // q/k norm with rotary embedding and the KV write, and attention over the paged cache. The host defines the activation dtype and KV_E4M3 where the cache is e4m3.
 #define ITEMS 64
-#include "numeric.clh"
-#include "step.clh"
+#include "backends/opencl/numeric.clh"
+#include "backends/opencl/step.clh"
+#include "backends/opencl/kv.clh"
 
 #define MAX_HEAD_DIM 512
-#define PIECE 16
-
-#ifdef KV_E4M3
-typedef uchar kv_t;
-float kv_to_f32(kv_t x) { return e4m3_to_f32(x); }
-kv_t kv_of(float x, float scale) { return f32_to_e4m3(x / scale); }
-#else
-typedef activation_t kv_t;
-float kv_to_f32(kv_t x) { return widen(x); }
-kv_t kv_of(float x, float scale) { return narrow(x); }
-#endif
-
-// The row of the cache, [num_blocks, num_kv_heads, 64, head_dim], that holds `index` of a sequence.
-long place_in_cache(const __global int* block_table, int index, int kv_head, int num_kv_heads) {
-  return ((long)block_table[index / GRID] * num_kv_heads + kv_head) * GRID + index % GRID;
-}
-float scale_of_head(const __global float* scales, int kv_head) {
-#ifdef KV_E4M3
-  return scales == 0 ? 1.0f : scales[kv_head];
-#else
-  return 1.0f;
-#endif
-}
 
 // values <- rotate(norm(values)); all items of the group.
 void norm_and_rotate(__local float* values, int d, const __global float* factors, float eps, const __global int* position, const __global float* inv_freq,

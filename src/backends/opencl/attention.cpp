@@ -1,18 +1,28 @@
+#include <algorithm>
+
 #include "backends/opencl/plain.h"
+#include "backends/opencl/simd16.h"
 #include "ops/kv_dtype.h"
 
-namespace quern::opencl::plain {
+namespace quern::opencl {
+
+using namespace plain;
 
 namespace {
 
 constexpr int64_t kMaxHeadDim = 512;  // of attention.cl
+// Of attention_simd16.cl.
+constexpr int64_t kSimd16HeadDim = 256, kSimd16MaxHeads = 8, kSimd16Part = kSimd16HeadDim + 2;
+constexpr size_t kSimd16Items = 256;
+constexpr int64_t kDecodeShares = 16;  // groups that share the keys of a decode row
+constexpr int64_t kDecodeRows = 32;    // of a launch, so that the workspace stays small
 
 class AttentionKernel final : public ops::Attention::Kernel {
  public:
   AttentionKernel(const ops::Attention::Problem& problem, Function attention, std::unique_ptr<ops::Buffer> kv_head)
       : problem_(problem), attention_(attention), kv_head_(std::move(kv_head)) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return plain::arithmetic_id(problem_.activation); }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& query, const ops::TensorView& gate, const ops::KvCacheView& kv, int32_t first_index, const ops::Activation& out,
                ops::Launch& launch) const override {
@@ -28,19 +38,65 @@ class AttentionKernel final : public ops::Attention::Kernel {
   std::unique_ptr<ops::Buffer> kv_head_;  // i32 [num_q_heads]
 };
 
+class Simd16Attention final : public ops::Attention::Kernel {
+ public:
+  Simd16Attention(const ops::Attention::Problem& problem, Function shares, Function merge, std::unique_ptr<ops::Buffer> first_heads)
+      : problem_(problem), shares_(shares), merge_(merge), first_heads_(std::move(first_heads)) {}
+
+  [[nodiscard]] std::string_view arithmetic() const override { return simd16::arithmetic_id(problem_.activation); }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
+    return Scratch::size(static_cast<size_t>(std::min(max_rows, kDecodeRows) * problem_.num_q_heads * kDecodeShares * kSimd16Part) * sizeof(float));
+  }
+
+  /// Rows of a prompt are many: a group computes one whole. Decode rows are few: groups share its keys.
+  void enqueue(const ops::Rows& rows, const ops::TensorView& query, const ops::TensorView& gate, const ops::KvCacheView& kv, int32_t first_index, const ops::Activation& out,
+               ops::Launch& launch) const override {
+    Stream& stream = opencl_stream(launch.stream);
+    const auto num_q_heads = static_cast<int32_t>(problem_.num_q_heads);
+    for (const RowSegment& segment : segments_of(rows, 0, rows.num_rows)) {
+      const bool decode = segment.kind == ops::RowKind::kDecode;
+      const int64_t step = decode ? kDecodeRows : segment.count;
+      for (int64_t first = segment.first; first < segment.first + segment.count; first += step) {
+        const auto count = static_cast<size_t>(std::min(step, segment.first + segment.count - first)), num_shares = static_cast<size_t>(decode ? kDecodeShares : 1);
+        const Place shares = decode ? place_of(launch.workspace) : Place{};
+        stream.launch(shares_, {{count, static_cast<size_t>(problem_.num_kv_heads), num_shares}, {kSimd16Items, 1, 1}}, static_cast<int32_t>(first), num_q_heads,
+                      static_cast<int32_t>(problem_.num_kv_heads), first_index, query, gate, out.data, place_in(*first_heads_, 0), rows.run_table, rows.row_runs, rows.indices,
+                      rows.slots.block_tables, row_stride(rows.slots.block_tables), kv.k, kv.v, kv.k_scale, kv.v_scale, shares);
+        if (decode)
+          stream.launch(merge_, {{count, static_cast<size_t>(num_q_heads), 1}, {kSimd16Items, 1, 1}}, static_cast<int32_t>(first), num_q_heads,
+                        static_cast<int32_t>(num_shares), rows.indices, shares, gate, out.data);
+      }
+    }
+  }
+
+ private:
+  ops::Attention::Problem problem_;
+  Function shares_, merge_;
+  std::unique_ptr<ops::Buffer> first_heads_;  // i32 [num_kv_heads + 1]
+};
+
+/// The first query head of each kv head, and the number of all; empty where those of a kv head do not follow each other.
+std::vector<int32_t> first_heads_of(const ops::Attention::Problem& problem) {
+  std::vector<int32_t> first(static_cast<size_t>(problem.num_kv_heads) + 1, static_cast<int32_t>(problem.num_q_heads));
+  if (!std::is_sorted(problem.kv_head.begin(), problem.kv_head.end())) return {};
+  for (size_t kv = 0; kv < first.size() - 1; ++kv)
+    first[kv] = static_cast<int32_t>(std::lower_bound(problem.kv_head.begin(), problem.kv_head.end(), static_cast<int32_t>(kv)) - problem.kv_head.begin());
+  return first;
+}
+
 }  // namespace
 
-ops::Verdict accepts_kv(const ops::DeviceTraits& traits, DType activation, DType kv, int64_t head_dim, ops::ActivationLayout layout) {
+ops::Verdict plain::accepts_kv(const ops::DeviceTraits& traits, DType activation, DType kv, int64_t head_dim, ops::ActivationLayout layout) {
   if (ops::Verdict verdict = ops::accepts_kv(kv, activation); !verdict.accepted) return verdict;
   if (head_dim > kMaxHeadDim) return ops::refuse("heads of {} elements; up to {} are supported", head_dim, kMaxHeadDim);
   return accepts_activation(traits, activation, layout);
 }
 
-ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits& traits) {
+ops::Verdict plain::accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits& traits) {
   return accepts_kv(traits, problem.activation, problem.kv, problem.head_dim, problem.out);
 }
 
-Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Problem& problem, ops::Device& device) {
+Result<std::unique_ptr<ops::Attention::Kernel>> plain::make(const ops::Attention::Problem& problem, ops::Device& device) {
   CHECK(std::ssize(problem.kv_head) == problem.num_q_heads);
   for (const int32_t head : problem.kv_head) CHECK(head >= 0 && head < problem.num_kv_heads);
   ASSIGN_OR_RETURN(const Function attention, opencl_device(device).function("attention", "attention", kv_definitions(problem.activation, problem.kv)));
@@ -48,4 +104,22 @@ Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Probl
   return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, attention, std::move(kv_head)));
 }
 
-}  // namespace quern::opencl::plain
+ops::Verdict simd16::accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = accepts_device(traits); !verdict.accepted) return verdict;
+  if (problem.head_dim != kSimd16HeadDim) return ops::refuse("heads of {} elements; {} are supported", problem.head_dim, kSimd16HeadDim);
+  const std::vector<int32_t> first = first_heads_of(problem);
+  if (first.empty()) return ops::refuse("query heads of one kv head do not follow each other");
+  for (size_t kv = 0; kv + 1 < first.size(); ++kv)
+    if (first[kv + 1] - first[kv] > kSimd16MaxHeads) return ops::refuse("{} query heads to a kv head; up to {} are supported", first[kv + 1] - first[kv], kSimd16MaxHeads);
+  return plain::accepts(problem, traits);
+}
+Result<std::unique_ptr<ops::Attention::Kernel>> simd16::make(const ops::Attention::Problem& problem, ops::Device& device) {
+  Device& d = opencl_device(device);
+  const std::string of_device = definitions(d, kv_definitions(problem.activation, problem.kv));
+  ASSIGN_OR_RETURN(const Function shares, d.function("attention_simd16", "attention_shares", of_device));
+  ASSIGN_OR_RETURN(const Function merge, d.function("attention_simd16", "attention_merge", of_device));
+  ASSIGN_OR_RETURN(auto first_heads, d.upload(first_heads_of(problem), "the attention's head map"));
+  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<Simd16Attention>(problem, shares, merge, std::move(first_heads)));
+}
+
+}  // namespace quern::opencl

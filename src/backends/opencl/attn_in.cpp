@@ -1,14 +1,18 @@
+#include "backends/opencl/dpas.h"
 #include "backends/opencl/plain.h"
 
-namespace quern::opencl::plain {
+namespace quern::opencl {
+
+using namespace plain;
 
 namespace {
 
 /// Packed: q, k, v, then in f32 the factors of the input norm, of q_norm and of k_norm, the frequencies and, i32, the axis of each.
+template <class Linears>
 class AttnInKernel final : public ops::AttnIn::Kernel {
  public:
-  AttnInKernel(const ops::AttnIn::Problem& problem, const LinearLauncher& launcher, Function rotate)
-      : problem_(problem), launcher_(launcher), rotate_(rotate), q_(problem.q, 0), k_(problem.k, q_.end_bytes()), v_(problem.v, k_.end_bytes()), norms_at_(v_.end_bytes()) {
+  AttnInKernel(const ops::AttnIn::Problem& problem, const VectorLauncher& vectors, Linears linears, Function rotate)
+      : problem_(problem), vectors_(vectors), linears_(std::move(linears)), rotate_(rotate), q_(problem.q, 0), k_(problem.k, q_.end_bytes()), v_(problem.v, k_.end_bytes()), norms_at_(v_.end_bytes()) {
     // Which of the positions (t, h, w) each frequency turns with (interleaved mrope).
     for (size_t i = 0; i < problem.inv_freq.size(); ++i) {
       int32_t axis = 0;
@@ -18,22 +22,22 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     }
   }
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override {
     return norms_at_ + static_cast<size_t>(problem_.hidden + 2 * problem_.head_dim + 2 * num_frequencies()) * sizeof(float);
   }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     const int64_t rows = std::min(max_rows, kRowTile);
-    return bytes(rows * problem_.hidden) + bytes(rows * q_width()) + 2 * bytes(rows * kv_width());
+    return bytes(rows * problem_.hidden) + bytes(rows * q_width()) + 2 * bytes(rows * kv_width()) + linears_.input_bytes(rows, problem_.hidden);
   }
   void pack(const ops::AttnIn::Weights& weights, ops::Buffer& packed, ops::Stream& ops_stream) const override {
     Stream& stream = opencl_stream(ops_stream);
-    q_.pack(weights.q, packed, stream);
-    k_.pack(weights.k, packed, stream);
-    v_.pack(weights.v, packed, stream);
-    launcher_.widen(stream, weights.norm, vector_in(packed, 0), 1.0f);
-    launcher_.widen(stream, weights.q_norm, vector_in(packed, q_norm_at()), 1.0f);
-    launcher_.widen(stream, weights.k_norm, vector_in(packed, k_norm_at()), 1.0f);
+    linears_.pack(q_, weights.q, packed, stream);
+    linears_.pack(k_, weights.k, packed, stream);
+    linears_.pack(v_, weights.v, packed, stream);
+    vectors_.widen(stream, weights.norm, vector_in(packed, 0), 1.0f);
+    vectors_.widen(stream, weights.q_norm, vector_in(packed, q_norm_at()), 1.0f);
+    vectors_.widen(stream, weights.k_norm, vector_in(packed, k_norm_at()), 1.0f);
     if (num_frequencies() == 0) return;
     const auto view = [&](int64_t at, DType dtype) { return ops::TensorView{&packed, norms_at_ + static_cast<size_t>(at) * sizeof(float), dtype, Shape{num_frequencies()}}; };
     stream.copy_to_device(problem_.inv_freq.data(), view(inv_freq_at(), DType::kF32));
@@ -48,10 +52,12 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
       Scratch scratch(launch.workspace);
       const Place normed = scratch.take(bytes(n * problem_.hidden)), q = scratch.take(bytes(n * q_width())), k = scratch.take(bytes(n * kv_width())),
                   v = scratch.take(bytes(n * kv_width()));
-      launcher_.norm(stream, row_place(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, vector_in(packed, 0), 0.0f, normed, problem_.hidden);
-      launcher_.multiply(stream, q_, packed, normed, n, Epilogue::kStore, q);
-      launcher_.multiply(stream, k_, packed, normed, n, Epilogue::kStore, k);
-      launcher_.multiply(stream, v_, packed, normed, n, Epilogue::kStore, v);
+      vectors_.norm(stream, row_place(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, vector_in(packed, 0), 0.0f, normed, problem_.hidden);
+      const auto input = linears_.input(stream, normed, n, problem_.hidden, scratch);
+      const std::vector<RowSegment> segments = segments_of(rows, first, n);
+      linears_.multiply(stream, q_, packed, input, segments, Epilogue::kStore, q);
+      linears_.multiply(stream, k_, packed, input, segments, Epilogue::kStore, k);
+      linears_.multiply(stream, v_, packed, input, segments, Epilogue::kStore, v);
       stream.launch(rotate_, {{static_cast<size_t>(n), static_cast<size_t>(problem_.num_q_heads + problem_.num_kv_heads), 1}, {kItems, 1, 1}}, static_cast<int32_t>(first),
                     static_cast<int32_t>(problem_.num_q_heads), static_cast<int32_t>(problem_.num_kv_heads), static_cast<int32_t>(problem_.head_dim),
                     static_cast<int32_t>(num_frequencies()), problem_.eps, problem_.rope_scale, q, k, v, vector_in(packed, q_norm_at()), vector_in(packed, k_norm_at()),
@@ -73,22 +79,34 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
   [[nodiscard]] int64_t num_frequencies() const { return std::ssize(problem_.inv_freq); }
 
   ops::AttnIn::Problem problem_;
-  LinearLauncher launcher_;
+  VectorLauncher vectors_;
+  Linears linears_;
   Function rotate_;
-  PackedLinear q_, k_, v_;
+  typename Linears::Packed q_, k_, v_;
   size_t norms_at_;
   std::vector<int32_t> axis_;
 };
 
-}  // namespace
-
-ops::Verdict accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTraits& traits) { return accepts_kv(traits, problem.activation, problem.kv, problem.head_dim); }
-
-Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device) {
+template <class Linears>
+Result<std::unique_ptr<ops::AttnIn::Kernel>> make_on(const ops::AttnIn::Problem& problem, Device& device) {
   CHECK(2 * std::ssize(problem.inv_freq) <= problem.head_dim);
-  ASSIGN_OR_RETURN(const LinearLauncher launcher, LinearLauncher::create(opencl_device(device), problem.activation, {problem.q, problem.k, problem.v}));
-  ASSIGN_OR_RETURN(const Function rotate, opencl_device(device).function("attention", "rotate_rows", kv_definitions(problem.activation, problem.kv)));
-  return std::unique_ptr<ops::AttnIn::Kernel>(std::make_unique<AttnInKernel>(problem, launcher, rotate));
+  ASSIGN_OR_RETURN(const VectorLauncher vectors, VectorLauncher::create(device, problem.activation));
+  ASSIGN_OR_RETURN(Linears linears, Linears::create(device, problem.activation, {{problem.q}, {problem.k}, {problem.v}}));
+  ASSIGN_OR_RETURN(const Function rotate, device.function("attention", "rotate_rows", kv_definitions(problem.activation, problem.kv)));
+  return std::unique_ptr<ops::AttnIn::Kernel>(std::make_unique<AttnInKernel<Linears>>(problem, vectors, std::move(linears), rotate));
 }
 
-}  // namespace quern::opencl::plain
+}  // namespace
+
+ops::Verdict plain::accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTraits& traits) {
+  return accepts_kv(traits, problem.activation, problem.kv, problem.head_dim);
+}
+Result<std::unique_ptr<ops::AttnIn::Kernel>> plain::make(const ops::AttnIn::Problem& problem, ops::Device& device) { return make_on<PlainLinears>(problem, opencl_device(device)); }
+
+ops::Verdict dpas::accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTraits& traits) {
+  const ops::Verdict verdict = accepts_linears(traits, problem.activation, {problem.q, problem.k, problem.v});
+  return verdict.accepted ? accepts_kv(traits, problem.activation, problem.kv, problem.head_dim) : verdict;
+}
+Result<std::unique_ptr<ops::AttnIn::Kernel>> dpas::make(const ops::AttnIn::Problem& problem, ops::Device& device) { return make_on<DpasLinears>(problem, opencl_device(device)); }
+
+}  // namespace quern::opencl

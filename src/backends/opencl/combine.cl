@@ -1,4 +1,4 @@
-#include "numeric.clh"
+#include "backends/opencl/numeric.clh"
 
 // sum[i] = (first ? 0 : sum[i]) + partial[i]; after the last rank x[i] = r(x[i] + r(sum[i])).
 __kernel void combine(PLACE(const activation_t, partial), PLACE(float, sum), PLACE(activation_t, x), int first, int last, long num_elements) {

@@ -176,6 +176,13 @@ Result<std::unique_ptr<Device>> Device::open(std::optional<int> ordinal, const D
   ASSIGN_OR_RETURN(const Found found, pick(*driver, ordinal));
   ops::DeviceTraits traits = read_traits(*driver, found);
   if (!traits.device_code) return make_error(ErrorCode::kUnsupported, "{}: {}", traits.name, traits.why_no_device_code);
+  const bool on_intel = traits.architecture != 0;
+  if (options.emulates_xe2) {
+    if (text_of(*driver, found.device, kDeviceExtensions).find("cl_intel_required_subgroup_size") == std::string::npos)
+      return make_error(ErrorCode::kUnsupported, "{} has no sub-groups of 16, with which matrix units are emulated; PoCL 6.0 has", traits.name);
+    traits.architecture = 2021;
+    traits.name += ", emulating Xe2";
+  }
   Status status = kSuccess;
   ContextObject* handle = driver->context_create(nullptr, 1, &found.device, nullptr, nullptr, &status);
   if (handle == nullptr) return make_error(ErrorCode::kUnsupported, "{} cannot be used: {}", traits.name, describe(status));
@@ -188,15 +195,14 @@ Result<std::unique_ptr<Device>> Device::open(std::optional<int> ordinal, const D
   }
   QueueObject* queue = driver->queue_create(handle, found.device, nullptr, &status);
   if (queue == nullptr) return make_error(ErrorCode::kUnsupported, "{} makes no queue: {}", traits.name, describe(status));
-  return std::unique_ptr<Device>(new Device(std::move(context), queue, std::move(traits), text_of(*driver, found.device, kDriverVersion), options));
+  return std::unique_ptr<Device>(new Device(std::move(context), queue, std::move(traits), text_of(*driver, found.device, kDriverVersion), on_intel, options));
 }
 
-Device::Device(std::shared_ptr<Context> context, QueueObject* queue, ops::DeviceTraits traits, std::string driver_version, const DeviceOptions& options)
-    : context_(std::move(context)), queue_(queue), traits_(std::move(traits)), driver_version_(std::move(driver_version)), options_(options) {
+Device::Device(std::shared_ptr<Context> context, QueueObject* queue, ops::DeviceTraits traits, std::string driver_version, bool on_intel, const DeviceOptions& options)
+    : context_(std::move(context)), queue_(queue), traits_(std::move(traits)), driver_version_(std::move(driver_version)), on_intel_(on_intel), options_(options) {
   const Driver& driver = context_->driver;
-  local_memory_bytes_ = number_of<uint64_t>(driver, context_->device, kDeviceLocalMemory);
   largest_allocation_ = number_of<uint64_t>(driver, context_->device, kDeviceMaxAllocation);
-  if (traits_.architecture != 0) largest_allocation_ = traits_.memory_bytes;  // kMemoryUnrestrictedSizeIntel
+  if (on_intel_) largest_allocation_ = traits_.memory_bytes;  // kMemoryUnrestrictedSizeIntel
   exact_division_ = (number_of<uint64_t>(driver, context_->device, kDeviceSingleFpConfig) & kFpCorrectlyRoundedDivide) != 0;
 }
 
@@ -217,7 +223,7 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::st
   if (size_bytes > largest_allocation_)
     return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes in one piece, {} gives {} at most", purpose, size_bytes, traits_.name, largest_allocation_);
   std::byte* host = nullptr;
-  uint64_t flags = kMemoryReadWrite | (traits_.architecture != 0 ? kMemoryUnrestrictedSizeIntel : 0);
+  uint64_t flags = kMemoryReadWrite | (on_intel_ ? kMemoryUnrestrictedSizeIntel : 0);
   if (options_.inspectable) {
     host = static_cast<std::byte*>(std::aligned_alloc(kHostAlignment, (size_bytes + kHostAlignment - 1) / kHostAlignment * kHostAlignment));
     if (host == nullptr) return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes of host memory, which are not there", purpose, size_bytes);
@@ -282,6 +288,20 @@ Result<std::unique_ptr<ops::Buffer>> Device::upload(std::span<const int32_t> val
   return buffer;
 }
 
+Result<bool> Device::flushes_half_subnormals() {
+  if (flushes_half_subnormals_) return *flushes_half_subnormals_;
+  ASSIGN_OR_RETURN(const Function probe, function("dpas_probe", "half_subnormals", fmt::format("-cl-std=CL3.0 -DACTIVATION_BF16{}", emulation())));
+  ASSIGN_OR_RETURN(const auto buffer, allocate(sizeof(int32_t), "the probe of half subnormals"));
+  ASSIGN_OR_RETURN(const auto stream, make_stream());
+  opencl_stream(*stream).launch(probe, {{1, 1, 1}, {16, 1, 1}}, place_in(*buffer, 0));
+  int32_t flushed = 0;
+  stream->copy_to_host({buffer.get(), 0, DType::kI32, Shape{1}}, &flushed);
+  RETURN_IF_ERROR(stream->finish());
+  if (flushed != 0) log_warning("the matrix units of {} take half subnormals for zeros: FP8 weights are scaled before they are multiplied", traits_.name);
+  flushes_half_subnormals_ = flushed != 0;
+  return *flushes_half_subnormals_;
+}
+
 Result<Function> Device::function(std::string_view unit, const char* name, std::string_view definitions) {
   const std::string key = fmt::format("{} {}", unit, definitions);
   auto program = programs_.find(key);
@@ -301,10 +321,11 @@ Result<Function> Device::function(std::string_view unit, const char* name, std::
 }
 
 Result<ProgramObject*> Device::build(std::string_view unit, std::string_view definitions) {
-  ASSIGN_OR_RETURN(const std::string source, unit_source(unit));
-  std::string options = "-cl-std=CL1.2";
+  ASSIGN_OR_RETURN(std::string source, unit_source(unit));
+  if (options_.edit_source) options_.edit_source(unit, source);
+  std::string options = definitions.find("-cl-std=") == std::string_view::npos ? "-cl-std=CL1.2" : "";
   if (exact_division_) options += " -cl-fp32-correctly-rounded-divide-sqrt";
-  if (!definitions.empty()) options += fmt::format(" {}", definitions);
+  if (!definitions.empty()) options += fmt::format("{}{}", options.empty() ? "" : " ", definitions);
   if (options_.program_cache.empty()) return build_from(source, options, unit);
   const std::string made_for = fmt::format("{}\n{}\n{}\n{}\n", platform_text(context_->driver, context_->platform, kPlatformVersion), traits_.name, driver_version_, options);
   const uint64_t high = fnv1a(source, fnv1a(made_for)), low = hash_combine(fnv1a(made_for, high), source.size());

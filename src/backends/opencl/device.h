@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -73,6 +74,11 @@ struct LaunchShape {
 struct DeviceOptions {
   /// For tests that read and write tensors with the host's pointers: memory is host memory, mapped except during launches, and every launch is awaited.
   bool inspectable = false;
+  /// For tests: the device says that it is an Arc Pro B60, and kernels for its matrix units are built with these spelled out (xe2.clh). Needs sub-groups of 16.
+  bool emulates_xe2 = false;
+  bool emulates_flushing = false;  // and they take half subnormals for zeros
+  /// For tests that plant faults: changes the whole source of a unit before it is built.
+  std::function<void(std::string_view unit, std::string& source)> edit_source = {};
   /// Where built programs are kept; empty: nowhere.
   std::string program_cache = default_program_cache();
 
@@ -94,16 +100,22 @@ class Device final : public ops::Device {
   [[nodiscard]] size_t allocated_bytes() const override { return context_->allocated_bytes.load(std::memory_order_relaxed); }
 
   [[nodiscard]] const Context& context() const { return *context_; }
-  [[nodiscard]] size_t local_memory_bytes() const { return local_memory_bytes_; }
+  [[nodiscard]] bool emulates_xe2() const { return options_.emulates_xe2; }
+  /// What kernels for matrix units are built with on this device: " -DEMULATED" where they are spelled out.
+  [[nodiscard]] std::string_view emulation() const {
+    return !options_.emulates_xe2 ? "" : options_.emulates_flushing ? " -DEMULATED -DEMULATED_FLUSHES" : " -DEMULATED";
+  }
+  /// Whether the matrix units take half subnormals for zeros; asked of the device once.
+  Result<bool> flushes_half_subnormals();
 
   /// Kernel `name` of `unit` (a .cl file of this folder), built with `definitions` such as "-DACTIVATION_BF16 -DKV_E4M3". A program is built at its first use, or
-  /// taken from the cache on disk. An error holds the first line of the build log that names a fault.
+  /// taken from the cache on disk; "-cl-std=CL3.0" among them replaces 1.2. An error holds the first line of the build log that names a fault.
   Result<Function> function(std::string_view unit, const char* name, std::string_view definitions = {});
   /// A small table in device memory, there when this returns.
   Result<std::unique_ptr<ops::Buffer>> upload(std::span<const int32_t> values, std::string_view purpose);
 
  private:
-  Device(std::shared_ptr<Context> context, QueueObject* queue, ops::DeviceTraits traits, std::string driver_version, const DeviceOptions& options);
+  Device(std::shared_ptr<Context> context, QueueObject* queue, ops::DeviceTraits traits, std::string driver_version, bool on_intel, const DeviceOptions& options);
   Result<ProgramObject*> build(std::string_view unit, std::string_view definitions);
   Result<ProgramObject*> build_from(const std::string& source, const std::string& options, std::string_view unit);
   ProgramObject* load_cached(const std::string& path, const std::string& options) const;
@@ -113,9 +125,11 @@ class Device final : public ops::Device {
   QueueObject* queue_;  // for what is done while things are made
   ops::DeviceTraits traits_;
   std::string driver_version_;
+  bool on_intel_;
   DeviceOptions options_;
-  size_t local_memory_bytes_ = 0, largest_allocation_ = 0;
+  size_t largest_allocation_ = 0;
   bool exact_division_ = false;
+  std::optional<bool> flushes_half_subnormals_;
   struct Program {
     ProgramObject* handle = nullptr;
     std::map<std::string, KernelObject*, std::less<>> kernels;

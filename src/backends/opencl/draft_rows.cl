@@ -1,6 +1,6 @@
 #define ITEMS 64
-#include "numeric.clh"
-#include "step.clh"
+#include "backends/opencl/numeric.clh"
+#include "backends/opencl/step.clh"
 
 // ops::DraftRun
 typedef struct {

@@ -1,7 +1,7 @@
 #define ITEMS 64
-#include "numeric.clh"
-#include "step.clh"
-#include "weight.clh"
+#include "backends/opencl/numeric.clh"
+#include "backends/opencl/step.clh"
+#include "backends/opencl/weight.clh"
 
 // Token, index and position of every row; one item a row.
 __kernel void resolve_rows(int num_rows, PLACE(const run_t, runs), PLACE(const int, row_runs), PLACE(const int, given_tokens), PLACE(const int, run_positions),

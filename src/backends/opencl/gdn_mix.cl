@@ -2,54 +2,9 @@
 // bits. Launches of a layer: gdn_keys makes q and k of all rows, gdn_rows computes and keeps the state, G and u, gdn_keep then writes the k that the ring holds, and
 // gdn_window the raw columns, which the other kernels have read until then. The host defines the activation dtype and RING_BF16 or RING_F32.
 #define ITEMS 64
-#include "numeric.clh"
-#include "step.clh"
-
-#define MAX_DIM 256   // d_k and d_v
-#define MAX_CHUNK 128  // rows from a boundary on: 64 + k_max + 1
-
-#ifdef RING_BF16
-typedef ushort ring_t;
-float ring_to_f32(ring_t x) { return bf16_to_f32(x); }
-ring_t ring_of(float x) { return f32_to_bf16(x); }
-float round_ring(float x) { return round_bf16(x); }
-#else
-typedef float ring_t;
-float ring_to_f32(ring_t x) { return x; }
-ring_t ring_of(float x) { return x; }
-float round_ring(float x) { return x; }
-#endif
-
-typedef struct {
-  long slot, first_row, cursor, end;  // rows stand at the indices [cursor, end)
-  bool committed;
-} rows_t;
-// The rows of a run; none where it is padding.
-rows_t rows_of(run_t run, const __global int* cursors) {
-  rows_t rows = {0, 0, 0, 0, false};
-  if (run.slot < 0 || run.num_rows == 0) return rows;
-  rows.slot = run.slot;
-  rows.first_row = run.first_row;
-  rows.cursor = cursors[run.slot];
-  rows.end = rows.cursor + run.num_rows;
-  rows.committed = (run.flags & RUN_IS_COMMITTED) != 0;
-  return rows;
-}
-
-// The raw column of an index: in the step's rows, in the window, or nothing before the sequence's start.
-float raw(const __global activation_t* qkv, const __global activation_t* window, int k_max, long channels, rows_t rows, long index, long channel) {
-  if (index < 0) return 0.0f;
-  const long length = 3 + k_max + 1;
-  if (index >= rows.cursor) return widen(qkv[(rows.first_row + index - rows.cursor) * channels + channel]);
-  return widen(window[(rows.slot * length + index % length) * channels + channel]);
-}
-// silu(sum_i w_i raw[index - 3 + i]); taps [4, channels]
-float convolved(const __global float* taps, const __global activation_t* qkv, const __global activation_t* window, int k_max, long channels, rows_t rows, long index,
-                long channel) {
-  float y = 0.0f;
-  for (int tap = 0; tap < 4; ++tap) y = fma(taps[tap * channels + channel], raw(qkv, window, k_max, channels, rows, index - 3 + tap, channel), y);
-  return round_activation(silu(y));
-}
+#include "backends/opencl/numeric.clh"
+#include "backends/opencl/step.clh"
+#include "backends/opencl/gdn.clh"
 
 // q and k of every row, l2-normalized, q also scaled by d_k^-1/2, k rounded as the ring holds it: keys f32 [rows, num_k_heads, 2, d_k], q first.
 // A group per row (axis 0) and k head (axis 1).
@@ -82,13 +37,6 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void gdn_keys(int nu
       keys[((row * num_k_heads + head) * 2 + which) * d_k + i] = which == 0 ? x : round_ring(x);
     }
   }
-}
-
-// k of the index boundary + j of the chunk: of this step's rows or from the ring.
-float key_at(const __global float* keys, const __global ring_t* ring_k, int num_k_heads, int k_head, int d_k, int k_max, rows_t rows, long index, int i) {
-  if (index >= rows.cursor) return keys[(((rows.first_row + index - rows.cursor) * num_k_heads + k_head) * 2 + 1) * d_k + i];
-  const long length = GRID + k_max + 1;
-  return ring_to_f32(ring_k[((rows.slot * length + index % length) * num_k_heads + k_head) * d_k + i]);
 }
 
 // Element (column, i) of e^G64 S + sum_j e^(G64 - Gj) uj kj^T, where factors[j] = e^(G64 - Gj).

@@ -1,25 +1,32 @@
 #include "backends/opencl/plain.h"
+#include "backends/opencl/simd16.h"
 
-namespace quern::opencl::plain {
+namespace quern::opencl {
+
+using namespace plain;
 
 namespace {
 
-constexpr int64_t kMaxDim = 256;  // of gdn_mix.cl
+constexpr int64_t kMaxDim = 256;           // of gdn_mix.cl
+constexpr int64_t kSimd16Dim = 128;        // of gdn_simd16.cl
+constexpr size_t kSimd16Items = 256;
 
 /// Packed, all f32: conv taps [4, channels], -exp(A_log), dt_bias, norm.
 class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
   struct Kernels {
     Function keys, rows, keep, window, prepare;
+    size_t rows_items = kItems;
+    std::string_view arithmetic;
   };
-  GdnMixKernel(const ops::GdnMix::Problem& problem, const LinearLauncher& linear, const Kernels& kernels, std::unique_ptr<ops::Buffer> k_head)
+  GdnMixKernel(const ops::GdnMix::Problem& problem, const VectorLauncher& vectors, const Kernels& kernels, std::unique_ptr<ops::Buffer> k_head)
       : problem_(problem),
-        linear_(linear),
+        vectors_(vectors),
         kernels_(kernels),
         k_head_(std::move(k_head)),
         channels_(2 * problem.num_k_heads * problem.d_k + problem.num_v_heads * problem.d_v) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return kernels_.arithmetic; }
   [[nodiscard]] size_t packed_bytes() const override { return static_cast<size_t>(norm_at() + problem_.d_v) * sizeof(float); }
   /// q and k of every row, f32.
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
@@ -28,9 +35,9 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   void pack(const ops::GdnMix::Weights& weights, ops::Buffer& packed, ops::Stream& ops_stream) const override {
     Stream& stream = opencl_stream(ops_stream);
     // Releases differ in the dtype of these; the model's is what they are meant in (model-spec.md 2.1).
-    linear_.widen(stream, weights.a_log, vector_in(packed, decay_at()), 0.0f, problem_.activation);
-    linear_.widen(stream, weights.dt_bias, vector_in(packed, dt_bias_at()), 0.0f, problem_.activation);
-    linear_.widen(stream, weights.norm, vector_in(packed, norm_at()), 0.0f, problem_.activation);
+    vectors_.widen(stream, weights.a_log, vector_in(packed, decay_at()), 0.0f, problem_.activation);
+    vectors_.widen(stream, weights.dt_bias, vector_in(packed, dt_bias_at()), 0.0f, problem_.activation);
+    vectors_.widen(stream, weights.norm, vector_in(packed, norm_at()), 0.0f, problem_.activation);
     stream.launch(kernels_.prepare, {{groups_for(std::max(channels_, problem_.num_v_heads), kItems), 1, 1}, {kItems, 1, 1}}, channels_,
                   static_cast<int32_t>(problem_.num_v_heads), weights.conv1d, number_of(weights.conv1d.dtype), vector_in(packed, 0), vector_in(packed, decay_at()));
   }
@@ -46,7 +53,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     const size_t num_rows = static_cast<size_t>(rows.num_rows), num_runs = rows.runs.size(), k_heads = static_cast<size_t>(num_k_heads);
     stream.launch(kernels_.keys, {{num_rows, k_heads, 1}, {kItems, 1, 1}}, num_k_heads, d_k, k_max, channels_, rows.run_table, rows.row_runs, slots.cursor, taps, in.qkv,
                   state.conv_window, keys);
-    stream.launch(kernels_.rows, {{num_runs, static_cast<size_t>(num_v_heads), 1}, {kItems, 1, 1}}, num_k_heads, num_v_heads, d_k, d_v, k_max, problem_.eps, channels_,
+    stream.launch(kernels_.rows, {{num_runs, static_cast<size_t>(num_v_heads), 1}, {kernels_.rows_items, 1, 1}}, num_k_heads, num_v_heads, d_k, d_v, k_max, problem_.eps, channels_,
                   rows.run_table, slots.cursor, slots.boundary, taps, vector_in(packed, decay_at()), vector_in(packed, dt_bias_at()), vector_in(packed, norm_at()),
                   place_in(*k_head_, 0), in.qkv, in.z, in.b, in.a, state.conv_window, keys, out.data, state.state, state.ring_k, state.ring_u, state.ring_g);
     int64_t longest = 0;
@@ -65,36 +72,51 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   [[nodiscard]] static Place vector_in(const ops::Buffer& packed, int64_t at) { return place_in(packed, static_cast<size_t>(at) * sizeof(float)); }
 
   ops::GdnMix::Problem problem_;
-  LinearLauncher linear_;
+  VectorLauncher vectors_;
   Kernels kernels_;
   std::unique_ptr<ops::Buffer> k_head_;  // i32 [num_v_heads]
   int64_t channels_;
 };
 
+/// Both candidates but for the kernel that computes the rows.
+Result<std::unique_ptr<ops::GdnMix::Kernel>> make_with(const ops::GdnMix::Problem& problem, Device& d, bool simd16) {
+  CHECK(std::ssize(problem.k_head) == problem.num_v_heads);
+  for (const int32_t head : problem.k_head) CHECK(head >= 0 && head < problem.num_k_heads);
+  const std::string definitions = fmt::format("{} {}", activation_definition(problem.activation), problem.ring == DType::kBF16 ? "-DRING_BF16" : "-DRING_F32");
+  ASSIGN_OR_RETURN(const VectorLauncher vectors, VectorLauncher::create(d, problem.activation));
+  GdnMixKernel::Kernels kernels;
+  ASSIGN_OR_RETURN(kernels.keys, d.function("gdn_mix", "gdn_keys", definitions));
+  ASSIGN_OR_RETURN(kernels.keep, d.function("gdn_mix", "gdn_keep", definitions));
+  ASSIGN_OR_RETURN(kernels.window, d.function("gdn_mix", "gdn_window", definitions));
+  ASSIGN_OR_RETURN(kernels.prepare, d.function("gdn_mix", "gdn_prepare", definitions));
+  if (simd16) {
+    ASSIGN_OR_RETURN(kernels.rows, d.function("gdn_simd16", "gdn_rows", simd16::definitions(d, definitions)));
+    kernels.rows_items = kSimd16Items;
+    kernels.arithmetic = simd16::arithmetic_id(problem.activation);
+  } else {
+    ASSIGN_OR_RETURN(kernels.rows, d.function("gdn_mix", "gdn_rows", definitions));
+    kernels.arithmetic = plain::arithmetic_id(problem.activation);
+  }
+  ASSIGN_OR_RETURN(auto k_head, d.upload(problem.k_head, "the GDN head map"));
+  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, vectors, kernels, std::move(k_head)));
+}
+
 }  // namespace
 
-ops::Verdict accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTraits& traits) {
+ops::Verdict plain::accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTraits& traits) {
   if (problem.ring != DType::kF32 && problem.ring != DType::kBF16)
     return ops::refuse("ring dtype {} is not supported; f32 and bf16 are", dtype_name(problem.ring));
   if (problem.k_max < 0 || problem.k_max >= ops::kGrid) return ops::refuse("{} drafts in a verify; 0 to {} are supported", problem.k_max, ops::kGrid - 1);
   if (problem.d_k > kMaxDim || problem.d_v > kMaxDim) return ops::refuse("heads of {} x {}; up to {} are supported", problem.d_k, problem.d_v, kMaxDim);
   return accepts_activation(traits, problem.activation, problem.out);
 }
+Result<std::unique_ptr<ops::GdnMix::Kernel>> plain::make(const ops::GdnMix::Problem& problem, ops::Device& device) { return make_with(problem, opencl_device(device), false); }
 
-Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device) {
-  CHECK(std::ssize(problem.k_head) == problem.num_v_heads);
-  for (const int32_t head : problem.k_head) CHECK(head >= 0 && head < problem.num_k_heads);
-  Device& d = opencl_device(device);
-  const std::string definitions = fmt::format("{} {}", activation_definition(problem.activation), problem.ring == DType::kBF16 ? "-DRING_BF16" : "-DRING_F32");
-  ASSIGN_OR_RETURN(const LinearLauncher linear, LinearLauncher::create(d, problem.activation, {}));
-  GdnMixKernel::Kernels kernels;
-  ASSIGN_OR_RETURN(kernels.keys, d.function("gdn_mix", "gdn_keys", definitions));
-  ASSIGN_OR_RETURN(kernels.rows, d.function("gdn_mix", "gdn_rows", definitions));
-  ASSIGN_OR_RETURN(kernels.keep, d.function("gdn_mix", "gdn_keep", definitions));
-  ASSIGN_OR_RETURN(kernels.window, d.function("gdn_mix", "gdn_window", definitions));
-  ASSIGN_OR_RETURN(kernels.prepare, d.function("gdn_mix", "gdn_prepare", definitions));
-  ASSIGN_OR_RETURN(auto k_head, d.upload(problem.k_head, "the GDN head map"));
-  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, linear, kernels, std::move(k_head)));
+ops::Verdict simd16::accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = accepts_device(traits); !verdict.accepted) return verdict;
+  if (problem.d_k != kSimd16Dim || problem.d_v != kSimd16Dim) return ops::refuse("heads of {} x {}; {} x {} are supported", problem.d_k, problem.d_v, kSimd16Dim, kSimd16Dim);
+  return plain::accepts(problem, traits);
 }
+Result<std::unique_ptr<ops::GdnMix::Kernel>> simd16::make(const ops::GdnMix::Problem& problem, ops::Device& device) { return make_with(problem, opencl_device(device), true); }
 
-}  // namespace quern::opencl::plain
+}  // namespace quern::opencl

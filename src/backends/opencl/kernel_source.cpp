@@ -12,7 +12,7 @@ Result<void> append(std::string_view name, std::set<std::string_view>& seen, std
   const auto file = std::find_if(files.begin(), files.end(), [&](const SourceFile& f) { return f.name == name; });
   if (file == files.end()) return make_error(ErrorCode::kInternal, "this build has no OpenCL source '{}'", name);
   if (!seen.insert(file->name).second) return {};
-  constexpr std::string_view kInclude = "#include \"";
+  constexpr std::string_view kInclude = "#include \"backends/opencl/";  // headers of this folder alone
   std::string_view rest = file->text;
   int line_number = 0;
   out += fmt::format("#line 1 \"{}\"\n", name);

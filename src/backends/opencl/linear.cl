@@ -2,8 +2,9 @@
 // a time and adds its products in the order of k, then the 16 sums of an item and the items are added in order. So a row's bits depend on the weight's shape only.
 // The host defines the weight's dtype: WEIGHT_F32, WEIGHT_BF16, WEIGHT_F16 or WEIGHT_E4M3.
 #define ITEMS 64
-#include "numeric.clh"
-#include "weight.clh"
+#include "backends/opencl/numeric.clh"
+#include "backends/opencl/weight.clh"
+#include "backends/opencl/epilogue.clh"
 
 #define LANES 16
 #define FEATURES 4
@@ -45,23 +46,6 @@ float sum_of(float16 v) {
   const float4 four = eight.lo + eight.hi;
   const float2 two = four.lo + four.hi;
   return two.x + two.y;
-}
-
-// What becomes of y, where r(.) rounds to the activation dtype.
-#define EPILOGUE_STORE 0         // out = r(y)
-#define EPILOGUE_STORE_F32 1     // out = y, f32
-#define EPILOGUE_ADD_RESIDUAL 2  // out = r(out + r(y))
-#define EPILOGUE_SILU 3          // out = r(silu(r(y)))
-#define EPILOGUE_MULTIPLY 4      // out = r(out * r(y))
-void finish(int epilogue, __global void* out, long at, float y) {
-  __global activation_t* a = (__global activation_t*)out;
-  switch (epilogue) {
-    case EPILOGUE_STORE: a[at] = narrow(y); return;
-    case EPILOGUE_STORE_F32: ((__global float*)out)[at] = y; return;
-    case EPILOGUE_ADD_RESIDUAL: a[at] = narrow(widen(a[at]) + round_activation(y)); return;
-    case EPILOGUE_SILU: a[at] = narrow(silu(round_activation(y))); return;
-    default: a[at] = narrow(widen(a[at]) * round_activation(y)); return;
-  }
 }
 
 // x [., in_features]; x_rows i32 [num_rows] names the row of x of each row, -1: zeros; null: the row itself. out [num_rows, out_features].

@@ -1,40 +1,62 @@
+#include "backends/opencl/dpas.h"
 #include "backends/opencl/plain.h"
 
-namespace quern::opencl::plain {
+namespace quern::opencl {
+
+using namespace plain;
 
 namespace {
 
+template <class Linears>
 class LinearResidualKernel final : public ops::LinearResidual::Kernel {
  public:
-  LinearResidualKernel(const ops::LinearResidual::Problem& problem, const LinearLauncher& launcher)
-      : problem_(problem), launcher_(launcher), weight_(problem.linear, 0) {}
+  LinearResidualKernel(const ops::LinearResidual::Problem& problem, Linears linears) : problem_(problem), linears_(std::move(linears)), weight_(problem.linear, 0) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return weight_.end_bytes(); }
-  void pack(const ops::LinearSource& weight, ops::Buffer& packed, ops::Stream& stream) const override { weight_.pack(weight, packed, opencl_stream(stream)); }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return linears_.input_bytes(std::min(max_rows, kRowTile), problem_.linear.in_features); }
+  void pack(const ops::LinearSource& weight, ops::Buffer& packed, ops::Stream& stream) const override { linears_.pack(weight_, weight, packed, opencl_stream(stream)); }
 
-  void enqueue(const ops::Rows& rows, const ops::Activation& in, const ops::Buffer& packed, const ops::TensorView& x,
-               ops::Launch& launch) const override {
+  void enqueue(const ops::Rows& rows, const ops::Activation& in, const ops::Buffer& packed, const ops::TensorView& x, ops::Launch& launch) const override {
     if (rows.num_rows == 0 || x.empty()) return;
-    launcher_.multiply(opencl_stream(launch.stream), weight_, packed, place_of(in.data), rows.num_rows,
-                       problem_.add_residual ? Epilogue::kAddResidual : Epilogue::kStore, place_of(x));
+    Stream& stream = opencl_stream(launch.stream);
+    const ops::LinearShape& shape = problem_.linear;
+    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
+      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+      Scratch scratch(launch.workspace);
+      const auto input = linears_.input(stream, row_place(in.data, first, shape.in_features), n, shape.in_features, scratch);
+      linears_.multiply(stream, weight_, packed, input, segments_of(rows, first, n), problem_.add_residual ? Epilogue::kAddResidual : Epilogue::kStore,
+                        row_place(x, first, shape.out_features));
+    }
   }
 
  private:
   ops::LinearResidual::Problem problem_;
-  LinearLauncher launcher_;
-  PackedLinear weight_;
+  Linears linears_;
+  typename Linears::Packed weight_;
 };
+
+template <class Linears>
+Result<std::unique_ptr<ops::LinearResidual::Kernel>> make_on(const ops::LinearResidual::Problem& problem, Device& device) {
+  ASSIGN_OR_RETURN(Linears linears, Linears::create(device, problem.activation, {{problem.linear, problem.add_residual ? Epilogue::kAddResidual : Epilogue::kStore}}));
+  return std::unique_ptr<ops::LinearResidual::Kernel>(std::make_unique<LinearResidualKernel<Linears>>(problem, std::move(linears)));
+}
 
 }  // namespace
 
-ops::Verdict accepts(const ops::LinearResidual::Problem& problem, const ops::DeviceTraits& traits) {
+ops::Verdict plain::accepts(const ops::LinearResidual::Problem& problem, const ops::DeviceTraits& traits) {
   return accepts_activation(traits, problem.activation, problem.in);
 }
-
-Result<std::unique_ptr<ops::LinearResidual::Kernel>> make(const ops::LinearResidual::Problem& problem, ops::Device& device) {
-  ASSIGN_OR_RETURN(const LinearLauncher launcher, LinearLauncher::create(opencl_device(device), problem.activation, {problem.linear}));
-  return std::unique_ptr<ops::LinearResidual::Kernel>(std::make_unique<LinearResidualKernel>(problem, launcher));
+Result<std::unique_ptr<ops::LinearResidual::Kernel>> plain::make(const ops::LinearResidual::Problem& problem, ops::Device& device) {
+  return make_on<PlainLinears>(problem, opencl_device(device));
 }
 
-}  // namespace quern::opencl::plain
+ops::Verdict dpas::accepts(const ops::LinearResidual::Problem& problem, const ops::DeviceTraits& traits) {
+  const ops::Verdict verdict = accepts_linears(traits, problem.activation, {problem.linear});
+  return verdict.accepted ? accepts_activation(traits, problem.activation, problem.in) : verdict;
+}
+Result<std::unique_ptr<ops::LinearResidual::Kernel>> dpas::make(const ops::LinearResidual::Problem& problem, ops::Device& device) {
+  return make_on<DpasLinears>(problem, opencl_device(device));
+}
+
+}  // namespace quern::opencl

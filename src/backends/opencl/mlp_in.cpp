@@ -1,24 +1,28 @@
+#include "backends/opencl/dpas.h"
 #include "backends/opencl/plain.h"
 
-namespace quern::opencl::plain {
+namespace quern::opencl {
+
+using namespace plain;
 
 namespace {
 
-/// Packed: gate, up, then the norm's factors in f32.
+/// Packed: gate and up, then the norm's factors in f32.
+template <class Linears>
 class MlpInKernel final : public ops::MlpIn::Kernel {
  public:
-  MlpInKernel(const ops::MlpIn::Problem& problem, const LinearLauncher& launcher)
-      : problem_(problem), launcher_(launcher), gate_(problem.gate, 0), up_(problem.up, gate_.end_bytes()), norm_at_(up_.end_bytes()) {}
+  MlpInKernel(const ops::MlpIn::Problem& problem, const VectorLauncher& vectors, Linears linears)
+      : problem_(problem), vectors_(vectors), linears_(std::move(linears)), gate_up_(problem.gate, problem.up, 0), norm_at_(gate_up_.end_bytes()) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size(static_cast<size_t>(std::min(max_rows, kRowTile) * problem_.hidden) * dtype_size(problem_.activation));
+    const int64_t rows = std::min(max_rows, kRowTile);
+    return normed_bytes(rows) + linears_.input_bytes(rows, problem_.hidden);
   }
   void pack(const ops::MlpIn::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
-    gate_.pack(weights.gate, packed, opencl_stream(stream));
-    up_.pack(weights.up, packed, opencl_stream(stream));
-    launcher_.widen(opencl_stream(stream), weights.norm, place_in(packed, norm_at_), 1.0f);
+    linears_.pack(gate_up_, weights.gate, weights.up, packed, opencl_stream(stream));
+    vectors_.widen(opencl_stream(stream), weights.norm, place_in(packed, norm_at_), 1.0f);
   }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::Buffer& packed, const ops::Activation& out,
@@ -28,30 +32,40 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
     for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      const Place normed = scratch.take(workspace_bytes(n));
+      const Place normed = scratch.take(normed_bytes(n));
       const Place to = row_place(out.data, first, problem_.intermediate);
-      launcher_.norm(stream, row_place(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, place_in(packed, norm_at_), 0.0f, normed, problem_.hidden);
-      launcher_.multiply(stream, gate_, packed, normed, n, Epilogue::kSilu, to);
-      launcher_.multiply(stream, up_, packed, normed, n, Epilogue::kMultiply, to);
+      vectors_.norm(stream, row_place(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, place_in(packed, norm_at_), 0.0f, normed, problem_.hidden);
+      linears_.multiply_pair(stream, gate_up_, packed, linears_.input(stream, normed, n, problem_.hidden, scratch), segments_of(rows, first, n), to);
     }
   }
 
  private:
+  [[nodiscard]] size_t normed_bytes(int64_t rows) const { return Scratch::size(static_cast<size_t>(rows * problem_.hidden) * dtype_size(problem_.activation)); }
+
   ops::MlpIn::Problem problem_;
-  LinearLauncher launcher_;
-  PackedLinear gate_, up_;
+  VectorLauncher vectors_;
+  Linears linears_;
+  typename Linears::Pair gate_up_;
   size_t norm_at_;
 };
 
+template <class Linears>
+Result<std::unique_ptr<ops::MlpIn::Kernel>> make_on(const ops::MlpIn::Problem& problem, Device& device) {
+  ASSIGN_OR_RETURN(const VectorLauncher vectors, VectorLauncher::create(device, problem.activation));
+  ASSIGN_OR_RETURN(Linears linears, Linears::create_pair(device, problem.activation, problem.gate, problem.up));
+  return std::unique_ptr<ops::MlpIn::Kernel>(std::make_unique<MlpInKernel<Linears>>(problem, vectors, std::move(linears)));
+}
+
 }  // namespace
 
-ops::Verdict accepts(const ops::MlpIn::Problem& problem, const ops::DeviceTraits& traits) {
-  return accepts_activation(traits, problem.activation, problem.out);
-}
+ops::Verdict plain::accepts(const ops::MlpIn::Problem& problem, const ops::DeviceTraits& traits) { return accepts_activation(traits, problem.activation, problem.out); }
+Result<std::unique_ptr<ops::MlpIn::Kernel>> plain::make(const ops::MlpIn::Problem& problem, ops::Device& device) { return make_on<PlainLinears>(problem, opencl_device(device)); }
 
-Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device) {
-  ASSIGN_OR_RETURN(const LinearLauncher launcher, LinearLauncher::create(opencl_device(device), problem.activation, {problem.gate, problem.up}));
-  return std::unique_ptr<ops::MlpIn::Kernel>(std::make_unique<MlpInKernel>(problem, launcher));
+ops::Verdict dpas::accepts(const ops::MlpIn::Problem& problem, const ops::DeviceTraits& traits) {
+  if (problem.gate.scheme != problem.up.scheme) return ops::refuse("gate and up differ in their scheme");
+  const ops::Verdict verdict = accepts_linears(traits, problem.activation, {problem.gate, problem.up});
+  return verdict.accepted ? accepts_activation(traits, problem.activation, problem.out) : verdict;
 }
+Result<std::unique_ptr<ops::MlpIn::Kernel>> dpas::make(const ops::MlpIn::Problem& problem, ops::Device& device) { return make_on<DpasLinears>(problem, opencl_device(device)); }
 
-}  // namespace quern::opencl::plain
+}  // namespace quern::opencl

@@ -1,6 +1,6 @@
 // RMSNorm of rows, and the vectors of a checkpoint as the kernels read them.
 #define ITEMS 64
-#include "numeric.clh"
+#include "backends/opencl/numeric.clh"
 
 // out = r(x * rsqrt(mean(x^2) + eps) * (weight + addend)), one group a row; row i of out begins at element i * out_stride.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void norm_rows(PLACE(const activation_t, x), PLACE(const float, weight), PLACE(activation_t, out), int width,

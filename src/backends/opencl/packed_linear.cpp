@@ -1,5 +1,7 @@
 #include "backends/opencl/packed_linear.h"
 
+#include <algorithm>
+
 #include "backends/opencl/plain.h"
 #include "base/shape.h"
 
@@ -20,6 +22,8 @@ struct GridOffsets {
 
 ops::TensorView bytes_of(ops::Buffer& buffer, size_t offset, size_t size) { return {&buffer, offset, DType::kU8, Shape{static_cast<int64_t>(size)}}; }
 
+}  // namespace
+
 const char* weight_definition(DType dtype) {
   switch (dtype) {
     case DType::kF32: return "-DWEIGHT_F32";
@@ -30,17 +34,8 @@ const char* weight_definition(DType dtype) {
   }
 }
 
-}  // namespace
-
-PackedLinear::PackedLinear(const ops::LinearShape& shape, size_t offset_bytes) : shape_(shape), weight_at_(offset_bytes) {
-  const size_t weight_bytes = static_cast<size_t>(shape.out_features * shape.in_features) * dtype_size(dtype());
-  scale_at_ = Scratch::size(weight_at_ + weight_bytes);
-  offsets_at_ = static_cast<size_t>(round_up(static_cast<int64_t>(scale_at_) + ops::max_scales(shape) * 4, sizeof(GridOffsets)));
-  end_ = ops::is_fp8(shape.scheme) ? Scratch::size(offsets_at_ + sizeof(GridOffsets)) : scale_at_;
-}
-
-int32_t PackedLinear::scales() const {
-  switch (shape_.scheme) {
+int32_t scales_of(WeightScheme scheme) {
+  switch (scheme) {
     case WeightScheme::kF32:
     case WeightScheme::kBF16:
     case WeightScheme::kF16: return kScalesNone;
@@ -49,6 +44,13 @@ int32_t PackedLinear::scales() const {
     case WeightScheme::kFp8Tensor: return kScalesTensor;
   }
   CHECK_UNREACHABLE();
+}
+
+PackedLinear::PackedLinear(const ops::LinearShape& shape, size_t offset_bytes) : shape_(shape), weight_at_(offset_bytes) {
+  const size_t weight_bytes = static_cast<size_t>(shape.out_features * shape.in_features) * dtype_size(dtype());
+  scale_at_ = Scratch::size(weight_at_ + weight_bytes);
+  offsets_at_ = static_cast<size_t>(round_up(static_cast<int64_t>(scale_at_) + ops::max_scales(shape) * 4, sizeof(GridOffsets)));
+  end_ = ops::is_fp8(shape.scheme) ? Scratch::size(offsets_at_ + sizeof(GridOffsets)) : scale_at_;
 }
 
 void PackedLinear::pack(const ops::LinearSource& source, ops::Buffer& packed, Stream& stream) const {
@@ -63,37 +65,56 @@ void PackedLinear::pack(const ops::LinearSource& source, ops::Buffer& packed, St
   if (scales() == kScalesBlock) stream.set(place_in(packed, offsets_at_), offsets);
 }
 
-Result<LinearLauncher> LinearLauncher::create(Device& device, DType activation, std::initializer_list<ops::LinearShape> weights) {
-  LinearLauncher launcher;
-  for (const ops::LinearShape& weight : weights) {
-    const DType dtype = ops::stored_dtype(weight.scheme);
-    ASSIGN_OR_RETURN(launcher.linear_[static_cast<size_t>(dtype)],
-                     device.function("linear", "linear", fmt::format("{} {}", plain::activation_definition(activation), weight_definition(dtype))));
+std::vector<RowSegment> segments_of(const ops::Rows& rows, int64_t first, int64_t count) {
+  std::vector<ops::RowKind> kinds(static_cast<size_t>(count), ops::RowKind::kDecode);
+  for (const ops::RowRun& run : rows.runs)
+    for (int64_t row = std::max<int64_t>(run.first_row, first); row < std::min<int64_t>(run.first_row + run.num_rows, first + count); ++row)
+      kinds[static_cast<size_t>(row - first)] = run.kind;
+  std::vector<RowSegment> segments;
+  for (int64_t row = 0; row < count; ++row) {
+    const ops::RowKind kind = kinds[static_cast<size_t>(row)];
+    if (segments.empty() || segments.back().kind != kind) segments.push_back({row, 0, kind});
+    ++segments.back().count;
   }
+  return segments;
+}
+
+Result<VectorLauncher> VectorLauncher::create(Device& device, DType activation) {
+  VectorLauncher launcher;
   ASSIGN_OR_RETURN(launcher.norm_rows_, device.function("norm", "norm_rows", plain::activation_definition(activation)));
   ASSIGN_OR_RETURN(launcher.widen_, device.function("norm", "widen_vector", plain::activation_definition(activation)));
   return launcher;
 }
 
-void LinearLauncher::multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, const Place& x, int64_t num_rows, Epilogue epilogue, const Place& out,
-                              const Place& x_rows) const {
-  const ops::LinearShape& shape = weight.shape();
-  const Function& kernel = linear_[static_cast<size_t>(weight.dtype())];
-  CHECK(kernel.handle != nullptr);
-  stream.launch(kernel, {{plain::groups_for(shape.out_features, kFeatures), plain::groups_for(num_rows, kRows), 1}, {kLanes, kFeatures, 1}}, weight.weight_in(packed),
-                weight.scale_in(packed), weight.offsets_in(packed), weight.scales(), shape.out_features, shape.in_features, x, x_rows, static_cast<int32_t>(num_rows), out,
-                static_cast<int32_t>(epilogue));
-}
-
-void LinearLauncher::norm(Stream& stream, const Place& x, int64_t num_rows, int64_t width, float eps, const Place& weight, float addend, const Place& out,
+void VectorLauncher::norm(Stream& stream, const Place& x, int64_t num_rows, int64_t width, float eps, const Place& weight, float addend, const Place& out,
                           int64_t out_stride) const {
   if (width == 0) return;
   stream.launch(norm_rows_, {{static_cast<size_t>(num_rows), 1, 1}, {kItems, 1, 1}}, x, weight, out, static_cast<int32_t>(width), out_stride, eps, addend);
 }
 
-void LinearLauncher::widen(Stream& stream, const ops::TensorView& source, const Place& out, float addend, DType round_to) const {
+void VectorLauncher::widen(Stream& stream, const ops::TensorView& source, const Place& out, float addend, DType round_to) const {
   const int64_t n = source.empty() ? 0 : source.shape.num_elements();
   stream.launch(widen_, {{plain::groups_for(n, kItems), 1, 1}, {kItems, 1, 1}}, source, number_of(source.dtype), round_to == DType::kBF16 ? 1 : 0, addend, out, n);
+}
+
+Result<PlainLinears> PlainLinears::create(Device& device, DType activation, std::initializer_list<LinearUse> weights) {
+  PlainLinears linears;
+  for (const LinearUse& use : weights) {
+    const DType dtype = ops::stored_dtype(use.shape.scheme);
+    ASSIGN_OR_RETURN(linears.linear_[static_cast<size_t>(dtype)],
+                     device.function("linear", "linear", fmt::format("{} {}", plain::activation_definition(activation), weight_definition(dtype))));
+  }
+  return linears;
+}
+
+void PlainLinears::multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, const Input& x, std::span<const RowSegment> /*segments*/,
+                            Epilogue epilogue, const Place& out) const {
+  const ops::LinearShape& shape = weight.shape();
+  const Function& linear = linear_[static_cast<size_t>(weight.dtype())];
+  CHECK(linear.handle != nullptr);
+  stream.launch(linear, {{plain::groups_for(shape.out_features, kFeatures), plain::groups_for(x.count, kRows), 1}, {kLanes, kFeatures, 1}}, weight.weight_in(packed),
+                weight.scale_in(packed), weight.offsets_in(packed), weight.scales(), shape.out_features, shape.in_features, x.rows, x.row_names, static_cast<int32_t>(x.count),
+                out, static_cast<int32_t>(epilogue));
 }
 
 }  // namespace quern::opencl

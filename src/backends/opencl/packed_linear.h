@@ -1,10 +1,13 @@
 #pragma once
 
 #include <array>
+#include <span>
+#include <vector>
 
 #include "backends/opencl/stream.h"
 #include "ops/kernel.h"
 #include "ops/linear.h"
+#include "ops/rows.h"
 
 namespace quern::opencl {
 
@@ -13,9 +16,13 @@ inline constexpr std::string_view kRowsLayout = "rows";
 
 /// Numbers of the kernels: dtypes of numeric.clh, which are DType's, and scales of weight.clh.
 inline constexpr int32_t kScalesNone = 0, kScalesBlock = 1, kScalesChannel = 2, kScalesTensor = 3;
+int32_t scales_of(ops::WeightScheme scheme);
 inline int32_t number_of(DType dtype) { return static_cast<int32_t>(dtype); }
 
-/// What becomes of y = W x, where r(.) rounds to the activation dtype (linear.cl).
+/// "-DWEIGHT_E4M3", as linear.cl and dpas.cl ask for it.
+const char* weight_definition(DType dtype);
+
+/// What becomes of y = W x, where r(.) rounds to the activation dtype (epilogue.clh).
 enum class Epilogue : int32_t {
   kStore,        // out = r(y)
   kStoreF32,     // out = y, f32
@@ -35,7 +42,7 @@ class PackedLinear {
   void pack(const ops::LinearSource& source, ops::Buffer& packed, Stream& stream) const;
 
   [[nodiscard]] DType dtype() const { return ops::stored_dtype(shape_.scheme); }
-  [[nodiscard]] int32_t scales() const;
+  [[nodiscard]] int32_t scales() const { return scales_of(shape_.scheme); }
   [[nodiscard]] Place weight_in(const ops::Buffer& packed) const { return place_in(packed, weight_at_); }
   [[nodiscard]] Place scale_in(const ops::Buffer& packed) const { return scales() == kScalesNone ? Place{} : place_in(packed, scale_at_); }
   [[nodiscard]] Place offsets_in(const ops::Buffer& packed) const { return scales() == kScalesBlock ? place_in(packed, offsets_at_) : Place{}; }
@@ -64,26 +71,78 @@ class Scratch {
   size_t left_;
 };
 
-/// The kernels of linear.cl and norm.cl, and how plain ops launch them.
-class LinearLauncher {
- public:
-  /// For activations of that dtype and the weights that will be multiplied.
-  static Result<LinearLauncher> create(Device& device, DType activation, std::initializer_list<ops::LinearShape> weights);
+/// Consecutive rows of one kind, counted from the first row of what is computed together.
+struct RowSegment {
+  int64_t first = 0, count = 0;
+  ops::RowKind kind = ops::RowKind::kDecode;
+};
+/// The rows [first, first + count) of a step; padding counts as decode rows.
+std::vector<RowSegment> segments_of(const ops::Rows& rows, int64_t first, int64_t count);
 
-  /// y = W x of `num_rows` rows; `x_rows` may name them.
-  void multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, const Place& x, int64_t num_rows, Epilogue epilogue, const Place& out,
-                const Place& x_rows = {}) const;
+/// A weight that an op will multiply with, and what becomes of the product.
+struct LinearUse {
+  ops::LinearShape shape;
+  Epilogue epilogue = Epilogue::kStore;
+};
+
+/// The kernels of norm.cl.
+class VectorLauncher {
+ public:
+  static Result<VectorLauncher> create(Device& device, DType activation);
   /// RMSNorm with factors `weight` + `addend`; row i of out begins at element i * out_stride.
   void norm(Stream& stream, const Place& x, int64_t num_rows, int64_t width, float eps, const Place& weight, float addend, const Place& out, int64_t out_stride) const;
   /// Widens a vector of a checkpoint to f32 and adds `addend`; `round_to` bf16 rounds first.
   void widen(Stream& stream, const ops::TensorView& source, const Place& out, float addend = 0.0f, DType round_to = DType::kF32) const;
 
  private:
-  std::array<Function, 4> linear_;  // by the weight's dtype
   Function norm_rows_, widen_;
 };
 
-/// Rows that plain ops take at a time, so that the workspace stays small whatever the step holds.
+// Ops with linear layers are written once, over one of two families: PlainLinears here, DpasLinears in tiled_linear.h. A family has
+//   Packed, Pair   one weight's place in a packed buffer, or that of gate and up
+//   Input          rows of activations as its kernels take them
+//   input()        makes them of rows in the activation dtype, which may be named by x_rows
+//   multiply()     y = W x, for rows of both kinds
+//   multiply_pair()  r(r(silu(r(gate x))) * r(up x))
+
+/// The kernels of linear.cl.
+class PlainLinears {
+ public:
+  using Packed = PackedLinear;
+  struct Pair {
+    PackedLinear gate, up;
+    Pair(const ops::LinearShape& gate_shape, const ops::LinearShape& up_shape, size_t offset_bytes) : gate(gate_shape, offset_bytes), up(up_shape, gate.end_bytes()) {}
+    [[nodiscard]] size_t end_bytes() const { return up.end_bytes(); }
+  };
+  struct Input {
+    Place rows, row_names;
+    int64_t count = 0;
+  };
+  static constexpr std::string_view arithmetic(DType activation) { return activation == DType::kF32 ? "opencl.plain.f32" : "opencl.plain.bf16"; }
+  static Result<PlainLinears> create(Device& device, DType activation, std::initializer_list<LinearUse> weights);
+  static Result<PlainLinears> create_pair(Device& device, DType activation, const ops::LinearShape& gate, const ops::LinearShape& up) {
+    return create(device, activation, {{gate, Epilogue::kSilu}, {up, Epilogue::kMultiply}});
+  }
+
+  void pack(const PackedLinear& weight, const ops::LinearSource& source, ops::Buffer& packed, Stream& stream) const { weight.pack(source, packed, stream); }
+  void pack(const Pair& pair, const ops::LinearSource& gate, const ops::LinearSource& up, ops::Buffer& packed, Stream& stream) const {
+    pair.gate.pack(gate, packed, stream);
+    pair.up.pack(up, packed, stream);
+  }
+  [[nodiscard]] size_t input_bytes(int64_t /*rows*/, int64_t /*width*/) const { return 0; }
+  Input input(Stream& /*stream*/, const Place& x, int64_t num_rows, int64_t /*width*/, Scratch& /*scratch*/, const Place& x_rows = {}) const { return {x, x_rows, num_rows}; }
+  void multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, const Input& x, std::span<const RowSegment> segments, Epilogue epilogue,
+                const Place& out) const;
+  void multiply_pair(Stream& stream, const Pair& pair, const ops::Buffer& packed, const Input& x, std::span<const RowSegment> segments, const Place& out) const {
+    multiply(stream, pair.gate, packed, x, segments, Epilogue::kSilu, out);
+    multiply(stream, pair.up, packed, x, segments, Epilogue::kMultiply, out);
+  }
+
+ private:
+  std::array<Function, 4> linear_;  // by the weight's dtype
+};
+
+/// Rows that ops with linear layers take at a time, so that the workspace stays small whatever the step holds.
 inline constexpr int64_t kRowTile = 512;
 
 }  // namespace quern::opencl

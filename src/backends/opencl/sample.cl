@@ -2,7 +2,7 @@
 // token, and the last one of top-p, are found digit by digit of a key that orders tokens as (logit, lowest id).
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #define ITEMS 256
-#include "numeric.clh"
+#include "backends/opencl/numeric.clh"
 
 #define MAX_STOP_IDS 64      // ops::kMaxStopIds
 #define MAX_LOGIT_BIAS 1024  // ops::kMaxLogitBias

@@ -1,5 +1,5 @@
-#include "numeric.clh"
-#include "step.clh"
+#include "backends/opencl/numeric.clh"
+#include "backends/opencl/step.clh"
 
 // An item per run (axis 1) and element of the hidden (axis 0): the boundary first, since its row may be about to leave the window.
 __kernel void store_hidden(PLACE(const run_t, runs), PLACE(const int, cursors), PLACE(const int, boundaries), int width, int window_length, PLACE(const activation_t, hidden),

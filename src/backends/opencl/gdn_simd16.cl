@@ -1,0 +1,163 @@
+// gdn_rows of gdn_mix.cl for heads of 128 x 128 on sub-groups of 16: the state of a head is read once into registers, whatever the number of rows, and written only when
+// 64 rows are folded in. A sub-group holds 8 columns, a lane 8 elements of each. Sums over lanes are trees, always the same.
+#define ITEMS 256
+#include "backends/opencl/numeric.clh"
+#include "backends/opencl/step.clh"
+#include "backends/opencl/gdn.clh"
+#include "backends/opencl/lanes.clh"
+
+#define D 128        // d_k and d_v
+#define COLUMNS 8    // of a sub-group
+#define GROUPS 16    // sub-groups
+
+float dot8(float8 a, float8 b, float sum) {
+  sum = fma(a.s0, b.s0, sum);
+  sum = fma(a.s1, b.s1, sum);
+  sum = fma(a.s2, b.s2, sum);
+  sum = fma(a.s3, b.s3, sum);
+  sum = fma(a.s4, b.s4, sum);
+  sum = fma(a.s5, b.s5, sum);
+  sum = fma(a.s6, b.s6, sum);
+  return fma(a.s7, b.s7, sum);
+}
+
+// The lane's 8 elements of the k of an index.
+float8 key8_at(const __global float* keys, const __global ring_t* ring_k, int num_k_heads, int k_head, int k_max, rows_t rows, long index, int lane) {
+  if (index >= rows.cursor) return vload8(0, keys + (((rows.first_row + index - rows.cursor) * num_k_heads + k_head) * 2 + 1) * D + lane * 8);
+  const long length = GRID + k_max + 1;
+  const __global ring_t* k = ring_k + ((rows.slot * length + index % length) * num_k_heads + k_head) * D + lane * 8;
+#ifdef RING_BF16
+  return as_float8(convert_uint8(vload8(0, k)) << 16);
+#else
+  return vload8(0, k);
+#endif
+}
+
+// The fold of a full chunk, in registers; all items.
+#define FOLD()                                                                                                                               \
+  barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);                                                                                       \
+  if (item < GRID) factors[item] = exp(sums[GRID - 1] - sums[item]);                                                                         \
+  barrier(CLK_LOCAL_MEM_FENCE);                                                                                                              \
+  {                                                                                                                                          \
+    const float folded_decay = exp(sums[GRID - 1]);                                                                                          \
+    for (int c = 0; c < COLUMNS; ++c) state[c] *= folded_decay;                                                                              \
+    for (int j = 0; j < GRID; ++j) {                                                                                                         \
+      const float8 key = key8_at(keys, ring_k, num_k_heads, k_head, k_max, rows, boundary + j, lane);                                        \
+      const __global ring_t* u = ring_u + ((rows.slot * length + (boundary + j) % length) * num_v_heads + head) * D + first_column;          \
+      for (int c = 0; c < COLUMNS; ++c) state[c] = fma((float8)(factors[j] * ring_to_f32(u[c])), key, state[c]);                             \
+    }                                                                                                                                        \
+  }                                                                                                                                          \
+  barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
+#define STORE_STATE()                                                                                   \
+  for (int c = 0; c < COLUMNS; ++c) vstore8(state[c], 0, states_at + (first_column + c) * D + lane * 8)
+
+// A group per run (axis 0) and value head (axis 1); the parameters are gdn_rows'.
+__attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_size(ITEMS, 1, 1))) __kernel void gdn_rows(
+    int num_k_heads, int num_v_heads, int d_k, int d_v, int k_max, float eps, long channels, PLACE(const run_t, runs), PLACE(const int, cursors), PLACE(const int, boundaries),
+    PLACE(const float, taps), PLACE(const float, decays), PLACE(const float, dt_bias), PLACE(const float, norm), PLACE(const int, k_heads), PLACE(const activation_t, qkv),
+    PLACE(const activation_t, z), PLACE(const activation_t, b), PLACE(const activation_t, a), PLACE(const activation_t, window), PLACE(const float, keys),
+    PLACE(activation_t, out), PLACE(float, states), PLACE(const ring_t, ring_k), PLACE(ring_t, ring_u), PLACE(float, ring_g)) {
+  FIND(const run_t, runs);
+  FIND(const int, cursors);
+  FIND(const int, boundaries);
+  FIND(const float, taps);
+  FIND(const float, decays);
+  FIND(const float, dt_bias);
+  FIND(const float, norm);
+  FIND(const int, k_heads);
+  FIND(const activation_t, qkv);
+  FIND(const activation_t, z);
+  FIND(const activation_t, b);
+  FIND(const activation_t, a);
+  FIND(const activation_t, window);
+  FIND(const float, keys);
+  FIND(activation_t, out);
+  FIND(float, states);
+  FIND(const ring_t, ring_k);
+  FIND(ring_t, ring_u);
+  FIND(float, ring_g);
+  __local float sums[MAX_CHUNK], along_k[MAX_CHUNK], along_q[MAX_CHUNK], factors[GRID], state_k[D], state_q[D], shared[ITEMS];
+  const int item = (int)get_local_id(0), lane = (int)get_sub_group_local_id(), group = item / 16, first_column = group * COLUMNS;
+  const int head = (int)get_group_id(1), k_head = k_heads[head];
+  const rows_t rows = rows_of(runs[get_group_id(0)], cursors);
+  const long length = GRID + k_max + 1, values_at = 2 * (long)num_k_heads * D;
+  __global float* states_at = states + (rows.slot * num_v_heads + head) * (long)(D * D);
+  float8 state[COLUMNS];
+  for (int c = 0; c < COLUMNS; ++c) state[c] = vload8(0, states_at + (first_column + c) * D + lane * 8);
+  long boundary = rows.cursor == rows.end ? 0 : boundaries[rows.slot];
+  const bool due = boundary + GRID <= rows.cursor;  // a fold that the steps before have left
+  const int known = (int)(due ? GRID : rows.cursor - boundary);
+  if (item < known) sums[item] = ring_g[(rows.slot * length + (boundary + item) % length) * num_v_heads + head];
+  if (due) {
+    FOLD();
+    STORE_STATE();
+    boundary += GRID;
+    if (item < rows.cursor - boundary) sums[item] = ring_g[(rows.slot * length + (boundary + item) % length) * num_v_heads + head];
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+
+  bool crossed = false;  // the row's boundary is one past the chunk's, whose fold is not stored
+  for (long index = rows.cursor; index < rows.end; ++index) {
+    if (index == boundary + GRID) {
+      FOLD();
+      if (rows.committed) {
+        STORE_STATE();
+        boundary += GRID;
+      } else {
+        crossed = true;
+      }
+    }
+    const long row = rows.first_row + index - rows.cursor;
+    const int place = (int)(index - boundary), base = crossed ? GRID : 0;  // of the row, and of its chunk's first row
+    const __global float* key_pair = keys + (row * num_k_heads + k_head) * 2 * D + lane * 8;
+    const float8 q = vload8(0, key_pair), k = vload8(0, key_pair + D);
+    const float beta = round_activation(sigmoid(widen(b[row * num_v_heads + head])));
+    const float decay_log = decays[head] * softplus(widen(a[row * num_v_heads + head]) + dt_bias[head]);
+    const float total = place > base ? sums[place - 1] + decay_log : decay_log, decay = exp(total);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (item == 0) sums[place] = total;
+    for (int first = base; first <= place; first += GROUPS) {  // a sub-group a row of the chunk; all take the same number of turns
+      const int j = min(first + group, place);
+      const float8 key = key8_at(keys, ring_k, num_k_heads, k_head, k_max, rows, boundary + j, lane);
+      const float dot_k = lanes_sum(dot8(key, k, 0.0f), lane), dot_q = lanes_sum(dot8(key, q, 0.0f), lane);
+      if (lane == 0 && first + group <= place) {
+        const float factor = j < place ? exp(total - sums[j]) : 1.0f;
+        along_k[j] = factor * dot_k;
+        along_q[j] = factor * dot_q;
+      }
+    }
+    for (int c = 0; c < COLUMNS; ++c) {
+      const float dot_k = lanes_sum(dot8(state[c], k, 0.0f), lane), dot_q = lanes_sum(dot8(state[c], q, 0.0f), lane);
+      if (lane == 0) {
+        state_k[first_column + c] = decay * dot_k;
+        state_q[first_column + c] = decay * dot_q;
+      }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float o = 0.0f;
+    if (item < D) {
+      float predicted = state_k[item];
+      o = state_q[item];
+      for (int j = base; j < place; ++j) {
+        const float u_j = ring_to_f32(ring_u[((rows.slot * length + (boundary + j) % length) * num_v_heads + head) * D + item]);
+        predicted = fma(along_k[j], u_j, predicted);
+        o = fma(along_q[j], u_j, o);
+      }
+      const float v = convolved(taps, qkv, window, k_max, channels, rows, index, values_at + (long)head * D + item);
+      const float u = round_ring(beta * (v - predicted));
+      o = fma(along_q[place], u, o);
+      ring_u[((rows.slot * length + index % length) * num_v_heads + head) * D + item] = ring_of(u);
+    }
+    if (item == 0) ring_g[(rows.slot * length + index % length) * num_v_heads + head] = total;
+    const float scale = 1.0f / sqrt(group_sum(o * o, shared) / (float)D + eps);
+    if (item < D) {
+      const long at = (row * num_v_heads + head) * D + item;
+      out[at] = narrow(o * scale * norm[item] * silu(widen(z[at])));
+    }
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+  }
+  if (rows.committed && rows.cursor < rows.end && rows.end == boundary + GRID) {
+    FOLD();
+    STORE_STATE();
+  }
+}
