@@ -493,6 +493,42 @@ TEST_P(EngineWith, DrawsEachTokenUnderTheMaskThatTheTokensBeforeItLeave) {
   EXPECT_GT(engine->stats().num_preemptions, 0u);
 }
 
+/// Allows every token, but does not take `stop`, which ends the output. Counts what it holds.
+class TakesAllButTheStop final : public TokenConstraint {
+ public:
+  TakesAllButTheStop(int32_t stop, std::shared_ptr<std::atomic<int32_t>> held) : stop_(stop), held_(std::move(held)) {}
+  bool fill_mask(std::span<uint32_t>) override { return false; }
+  bool accept(int32_t token) override {
+    if (token == stop_) return false;
+    ++*held_;
+    return true;
+  }
+  void rollback(int32_t num_tokens) override { *held_ -= num_tokens; }
+  [[nodiscard]] bool finished() const override { return false; }
+
+ private:
+  const int32_t stop_;
+  const std::shared_ptr<std::atomic<int32_t>> held_;
+};
+
+TEST_P(EngineWith, TakesBackOnlyTheDraftsThatAConstraintTook) {
+  RunningEngine engine(setup());
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    const std::vector<int32_t> prompt = make_prompt(60, seed), expected = engine.expected(prompt, 150);
+    size_t end = 100;
+    while (std::find(expected.begin(), expected.begin() + static_cast<std::ptrdiff_t>(end), expected[end]) != expected.begin() + static_cast<std::ptrdiff_t>(end)) --end;
+    const auto held = std::make_shared<std::atomic<int32_t>>(0);
+    GenerationRequest request = make_request(prompt, 150);
+    request.sampling.stop_ids = {expected[end]};
+    request.constraint = std::make_unique<TakesAllButTheStop>(expected[end], held);
+    const TokenEvent all = read_all(*engine.submit(std::move(request)));
+    EXPECT_EQ(all.finish->reason, FinishReason::kStop);
+    EXPECT_EQ(all.tokens.size(), end + 1);
+    EXPECT_EQ(*held, static_cast<int32_t>(end));
+  }
+  engine.expect_all_free();
+}
+
 TEST_P(EngineWith, CancelsARequestWhoseMaskIsAwaited) {
   RunningEngine engine(setup());
   engine.control().hold();
