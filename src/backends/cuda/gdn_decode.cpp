@@ -13,12 +13,11 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
   struct Functions {
     Function<GdnArgs> decode_1, decode_4;  // rows at a time
-    Function<GdnArgs> keep;                // what decode_4 leaves
     bool overlap;                          // programmatic dependent launch
   };
   GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, std::optional<GdnPromptLauncher> prompt,
-               const Functions& functions, const Device& device)
-      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), num_sms_(device.num_sms()), l2_bytes_(device.l2_bytes()) {}
+               const Functions& functions, int64_t l2_bytes)
+      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), l2_bytes_(l2_bytes) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return prompt_ ? "cuda.mma.chunked.bf16" : "cuda.mma.bf16"; }
   [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
@@ -33,16 +32,16 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     GdnArgs args = launcher_.arguments(rows, in, packed, state, out);
     const Kinds kinds = kinds_of(rows);
     if (kinds.num_decode_runs > 0) {
-      const bool single = kinds.longest_decode_run == 1;
-      const int64_t slots = num_sms_ * (single ? 2 : 1);
-      args.runs_ahead = static_cast<int32_t>((slots + problem_.num_v_heads - 1) / problem_.num_v_heads);
+      const Function<GdnArgs>& function = kinds.longest_decode_run == 1 ? functions_.decode_1 : functions_.decode_4;
+      args.phases = kGdnCompute;
       // Few states leave the memory idle while they are computed with.
       const int64_t state_bytes = kinds.num_decode_runs * problem_.num_v_heads * kDim * kDim * static_cast<int64_t>(sizeof(float));
       if (state_bytes <= l2_bytes_ / 4) args.prefetch = plain::prefetch_of(launch, l2_bytes_ / 2);
-      launch_decode(stream, single ? functions_.decode_1 : functions_.decode_4, kSharedBytes, args);
-      if (!single)
-        launch_decode(stream, functions_.keep, 0,
-                      args);  // some runs may write where other heads still read; they are kept once all have read
+      launch_decode(stream, function, args);
+      if (kinds.longest_decode_run > 1) {  // some runs may write where other heads still read; they are kept once all have read
+        args.phases = kGdnKeep;
+        launch_decode(stream, function, args);
+      }
     }
     if (kinds.prompt) {
       args.kinds = kGdnPrompt;
@@ -55,16 +54,19 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   }
 
  private:
-  void launch_decode(Stream& stream, const Function<GdnArgs>& function, unsigned shared_bytes, const GdnArgs& args) const {
-    const Extent3 grid{static_cast<unsigned>(problem_.num_v_heads), static_cast<unsigned>(args.step.num_runs)};
-    stream.launch(function, {.grid = grid, .block = {512}, .shared_bytes = shared_bytes, .programmatic = functions_.overlap}, args);
+  void launch_decode(Stream& stream, const Function<GdnArgs>& function, const GdnArgs& args) const {
+    stream.launch(function,
+                  {.grid = {static_cast<unsigned>(problem_.num_v_heads), static_cast<unsigned>(args.step.num_runs)},
+                   .block = {512},
+                   .shared_bytes = kSharedBytes,
+                   .programmatic = functions_.overlap},
+                  args);
   }
 
   ops::GdnMix::Problem problem_;
   GdnLauncher launcher_;
   std::optional<GdnPromptLauncher> prompt_;  // none: the plain kernels take prompt rows
   Functions functions_;
-  int num_sms_;
   int64_t l2_bytes_;
 };
 
@@ -79,10 +81,8 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
   const bool f32 = problem.ring == DType::kF32;
   ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_decode_1_f32" : "gdn_decode_1_bf16", kSharedBytes));
   ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_decode_4_f32" : "gdn_decode_4_bf16", kSharedBytes));
-  ASSIGN_OR_RETURN(functions.keep, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_keep_f32" : "gdn_keep_bf16"));
   functions.overlap = runs_code_for("90a", gpu.traits().architecture);
-  return std::unique_ptr<ops::GdnMix::Kernel>(
-      std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu));
+  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu.l2_bytes()));
 }
 
 }  // namespace

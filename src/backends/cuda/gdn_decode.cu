@@ -117,19 +117,17 @@ __device__ float transposed_sum(float (&values)[16], int lane) {
 template <int kRows, class Ring>
 __device__ void read_ring(const GdnArgs& g, const Place& p, Shared<kRows, Ring>& s, int boundary, int rows) {
   constexpr int kPiece = 16 / sizeof(Ring), kPieces = kDim / kPiece;
-  const int thread = static_cast<int>(threadIdx.x), begin = boundary % p.ring_length, i = thread % kPieces * kPiece;
-  const auto place = [&](int j) { return begin + j < p.ring_length ? begin + j : begin + j - p.ring_length; };
-  const int key_stride = g.num_k_heads * kDim, value_stride = g.num_v_heads * kDim;
-  const auto* keys = static_cast<const Ring*>(g.ring_k) + (int64_t{p.slot} * p.ring_length * g.num_k_heads + p.k_head) * kDim + i;
-  const auto* values = static_cast<const Ring*>(g.ring_u) + (int64_t{p.slot} * p.ring_length * g.num_v_heads + p.head) * kDim + i;
+  const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll 2
-  for (int j = thread / kPieces; j < rows; j += kThreads / kPieces) {
-    copy_async(&s.k[j][i], keys + place(j) * key_stride);
-    copy_async(&s.u[j][i], values + place(j) * value_stride);
+  for (int item = thread; item < rows * kPieces; item += kThreads) {
+    const int j = item / kPieces, i = item % kPieces * kPiece;
+    const int64_t row = p.ring_row(boundary + j);
+    copy_async(&s.k[j][i], static_cast<const Ring*>(g.ring_k) + (row * g.num_k_heads + p.k_head) * kDim + i);
+    copy_async(&s.u[j][i], static_cast<const Ring*>(g.ring_u) + (row * g.num_v_heads + p.head) * kDim + i);
   }
   commit_copies();
-  static_assert(kGrid <= kThreads);
-  if (thread < rows) s.sums[thread] = g.ring_g[(int64_t{p.slot} * p.ring_length + place(thread)) * g.num_v_heads + p.head];
+#pragma unroll 1
+  for (int j = thread; j < rows; j += kThreads) s.sums[j] = g.ring_g[p.ring_row(boundary + j) * g.num_v_heads + p.head];
 }
 
 /// Begins to copy the raw columns of the indices [index, index + count) to `place` and on.
@@ -205,75 +203,6 @@ __device__ void keep(const GdnArgs& g, const Place& p, bool committed, bool firs
       window_row(g, p, index)[channel] = p.columns(g, index)[channel];
 }
 
-__device__ Place place_of(const GdnArgs& g, const RunRecord& record, int head) {
-  Place p;
-  p.slot = record.slot;
-  p.first_row = record.first_row;
-  p.cursor = g.step.cursor[record.slot];
-  p.end = p.cursor + record.num_rows;
-  p.head = head;
-  p.k_head = g.k_head[head];
-  p.channels = (2 * g.num_k_heads + g.num_v_heads) * kDim;
-  p.ring_length = static_cast<int>(kGrid) + g.k_max + 1;
-  p.window_length = 3 + g.k_max + 1;
-  return p;
-}
-/// What a verify writes has places of its own in window and ring, but for the keys of more than one row after a fold that other heads may
-/// still have to do: the second launch keeps those.
-__device__ bool keeps_at_once(const GdnArgs& g, const RunRecord& record, bool fold_is_due) {
-  return record.num_rows == 1 || (record.num_rows <= g.k_max + 1 && !fold_is_due);
-}
-/// Whether no value head with the same key head comes before this one; all threads of the block.
-__device__ bool is_first_of_key(const GdnArgs& g, const Place& p) {
-  bool earlier = false;
-#pragma unroll 1
-  for (int head = static_cast<int>(threadIdx.x); head < p.head; head += kThreads) earlier = earlier || g.k_head[head] == p.k_head;
-  return __syncthreads_or(earlier) == 0;
-}
-
-/// A run that this launch comes to later: what it will read goes to L2 while this block computes.
-struct Ahead {
-  int slot, boundary, rows;  // of the ring; slot < 0: nothing
-};
-__device__ Ahead run_ahead(const GdnArgs& g, int number) {
-  Ahead a{-1, 0, 0};
-#if __CUDA_ARCH__ >= 900
-  if (number < g.step.num_runs) a.slot = g.step.runs[number].slot;
-  if (a.slot >= 0) {
-    a.boundary = g.step.boundary[a.slot];
-    a.rows = g.step.cursor[a.slot] - a.boundary;
-  }
-#endif
-  return a;
-}
-/// One warp.
-template <class Ring>
-__device__ void prefetch(const GdnArgs& g, const Place& p, const Ahead& a, int lane) {
-#if __CUDA_ARCH__ >= 900
-  if (a.slot < 0) return;
-  const auto to_l2 = [](const void* from, unsigned bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-  };
-  if (lane == 0) to_l2(g.state + (int64_t{a.slot} * g.num_v_heads + p.head) * kDim * kDim, kDim * kDim * sizeof(float));
-  for (int j = lane; j < a.rows; j += 32) {
-    const int64_t row = int64_t{a.slot} * p.ring_length + (a.boundary + j) % p.ring_length;
-    to_l2(static_cast<const Ring*>(g.ring_u) + (row * g.num_v_heads + p.head) * kDim, kDim * sizeof(Ring));
-  }
-#endif
-}
-
-/// The second launch.
-template <class Ring>
-__device__ void keep_later(const GdnArgs& g) {
-  const RunRecord record = g.step.runs[blockIdx.y];
-  release_successor();
-  await_predecessor();
-  if (record.slot < 0 || record.num_rows == 0 || (record.flags & kIsDecode) == 0) return;
-  const Place p = place_of(g, record, static_cast<int>(blockIdx.x));
-  if (!keeps_at_once(g, record, g.step.boundary[p.slot] + kGrid <= p.cursor))
-    keep<Ring>(g, p, (record.flags & kIsCommitted) != 0, is_first_of_key(g, p));
-}
-
 template <int kRows, class Ring>
 __device__ void decode(const GdnArgs& g) {
   using Memory = Shared<kRows, Ring>;
@@ -286,16 +215,38 @@ __device__ void decode(const GdnArgs& g) {
     await_predecessor();
     return;
   }
-  const int head = static_cast<int>(blockIdx.x), column = warp * kColumns;  // of the warp
+  Place p;
+  p.slot = record.slot;
+  p.first_row = record.first_row;
+  p.cursor = g.step.cursor[record.slot];
+  p.end = p.cursor + (kRows == 1 ? 1 : record.num_rows);
+  p.head = static_cast<int>(blockIdx.x);
+  p.k_head = g.k_head[p.head];
+  p.channels = (2 * g.num_k_heads + g.num_v_heads) * kDim;
+  p.ring_length = static_cast<int>(kGrid) + g.k_max + 1;
+  p.window_length = 3 + g.k_max + 1;
+  const bool committed = (record.flags & kIsCommitted) != 0;
+  int boundary = g.step.boundary[p.slot];
+  const bool fold_is_due = boundary + kGrid <= p.cursor;
+  // What a verify writes has places of its own in window and ring, but for the keys of more than one row after a fold that other heads may
+  // still have to do: a second launch keeps those.
+  const bool keeps_at_once = kRows == 1 || record.num_rows == 1 || (record.num_rows <= g.k_max + 1 && !fold_is_due);
+  bool earlier = false;  // a value head with the same key head comes before this one
+#pragma unroll 1
+  for (int head = thread; head < p.head; head += kThreads) earlier = earlier || g.k_head[head] == p.k_head;
+  if ((g.phases & kGdnCompute) == 0) {
+    release_successor();
+    await_predecessor();
+    if (!keeps_at_once) keep<Ring>(g, p, committed, __syncthreads_or(earlier) == 0);
+    return;
+  }
+
   // State, ring and window are of the step before: they are read while the projections before this kernel still run.
-  float* stored = g.state + ((int64_t{record.slot} * g.num_v_heads + head) * kDim + column) * kDim + 4 * lane;
+  const int column = warp * kColumns;  // of the warp
+  float* stored = g.state + ((int64_t{p.slot} * g.num_v_heads + p.head) * kDim + column) * kDim + 4 * lane;
   float4 state[kColumns];
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) state[c] = *reinterpret_cast<const float4*>(stored + c * kDim);
-  const Place p = place_of(g, record, head);
-  const bool committed = (record.flags & kIsCommitted) != 0;
-  int boundary = g.step.boundary[p.slot];
-  const bool fold_is_due = boundary + kGrid <= p.cursor, keeps = kRows == 1 || keeps_at_once(g, record, fold_is_due);
   const auto store_state = [&] {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) *reinterpret_cast<float4*>(stored + c * kDim) = state[c];
@@ -317,17 +268,14 @@ __device__ void decode(const GdnArgs& g) {
     boundary += static_cast<int>(kGrid);
   }
   read_ring(g, p, s, boundary, p.cursor - boundary);
-  Ahead ahead{-1, 0, 0};
-  if (warp == kWarps - 2) ahead = run_ahead(g, static_cast<int>(blockIdx.y) + g.runs_ahead);
-  const bool first_of_key = is_first_of_key(g, p);  // also: the sums of the ring are there
+  const bool first_of_key = __syncthreads_or(earlier) == 0;
   if (thread == 0) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x + gridDim.x * blockIdx.y), static_cast<int>(gridDim.x * gridDim.y));
   release_successor();
   await_predecessor();
 
-  const int end = kRows == 1 ? p.cursor + 1 : p.end;  // so that the compiler knows
   const float q_scale = 1.0f / sqrtf(static_cast<float>(kDim));
-  for (int index = p.cursor; index < end;) {
-    if (kRows > 1 && index == boundary + kGrid) {
+  for (int index = p.cursor; index < p.end;) {
+    if (index == boundary + kGrid) {
       fold(s, state, warp, lane);
       if (committed) store_state();
       boundary += static_cast<int>(kGrid);
@@ -361,7 +309,6 @@ __device__ void decode(const GdnArgs& g) {
     }
     await_copies<0>();
     __syncthreads();
-    if (warp == kWarps - 2 && index == p.cursor) prefetch<Ring>(g, p, ahead, lane);
 
     // After the conv: the warps 2 r and 2 r + 1 have k and q of row r, every lane a column of v.
     if (const int r = warp / 2; r < rows) {
@@ -377,7 +324,7 @@ __device__ void decode(const GdnArgs& g) {
       const float4 x = normalized(columns, taps, index + r, is_key ? 1.0f : q_scale);
       if (is_key) {
         put_four(&s.k[first + r][4 * lane], x);
-        if (keeps && first_of_key)
+        if (keeps_at_once && first_of_key)
           put_four(static_cast<Ring*>(g.ring_k) + (p.ring_row(index + r) * g.num_k_heads + p.k_head) * kDim + 4 * lane, x);
       } else {
         *reinterpret_cast<float4*>(&s.q[r][4 * lane]) = x;
@@ -392,7 +339,7 @@ __device__ void decode(const GdnArgs& g) {
         y = fmaf(s.taps[tap][my_column], index + r - 3 + tap >= 0 ? __bfloat162float(s.columns[r + tap][my_column]) : 0.0f, y);
       v[r] = silu_as_bf16(y);
     }
-    if (const int part = thread / kDim; keeps && part < (first_of_key ? 3 : 1))
+    if (const int part = thread / kDim; keeps_at_once && part < (first_of_key ? 3 : 1))
       for (int r = 0; r < rows; ++r) window_row(g, p, index + r)[p.channel(g, part) + thread % kDim] = s.columns[3 + r][thread];
     __syncthreads();
 
@@ -498,7 +445,7 @@ __device__ void decode(const GdnArgs& g) {
     fold(s, state, warp, lane);
     store_state();
   }
-  if (keeps) keep_boundary_columns(g, p, committed, first_of_key);
+  if (keeps_at_once) keep_boundary_columns(g, p, committed, first_of_key);
 }
 
 }  // namespace
@@ -514,8 +461,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gdn_decode_4_f32(const
 extern "C" __global__ void __launch_bounds__(kThreads, 1) gdn_decode_4_bf16(const __grid_constant__ GdnArgs g) {
   decode<4, __nv_bfloat16>(g);
 }
-// What gdn_decode_4 leaves.
-extern "C" __global__ void __launch_bounds__(kThreads) gdn_keep_f32(const __grid_constant__ GdnArgs g) { keep_later<float>(g); }
-extern "C" __global__ void __launch_bounds__(kThreads) gdn_keep_bf16(const __grid_constant__ GdnArgs g) { keep_later<__nv_bfloat16>(g); }
 
 }  // namespace quern::cuda

@@ -8,7 +8,7 @@ namespace quern::cuda {
 inline constexpr int kMaxGdnDim = 256;  // d_k and d_v
 
 inline constexpr int32_t kGdnPrompt = 1, kGdnDecode = 2;
-inline constexpr int32_t kGdnToGrid = 1;
+inline constexpr int32_t kGdnCompute = 1, kGdnKeep = 2, kGdnToGrid = 4;
 /// Dynamic shared memory of the kernels in gdn_decode.cu.
 inline constexpr int kGdnDecodeSharedBytes = 88 << 10;
 
@@ -16,8 +16,7 @@ inline constexpr int kGdnDecodeSharedBytes = 88 << 10;
 struct GdnArgs {
   StepTables step;
   int32_t kinds;   // of the runs that the launch computes: kGdnPrompt | kGdnDecode
-  int32_t runs_ahead;  // of gdn_decode: the blocks of so many runs are on the GPU at a time
-  int32_t phases;      // of gdn_rows and gdn_keys: kGdnToGrid or all rows
+  int32_t phases;  // of gdn_decode: kGdnCompute | kGdnKeep; of gdn_rows and gdn_keys: kGdnToGrid or all rows
   int32_t num_k_heads, num_v_heads, d_k, d_v, k_max;
   float eps;
   DType activation, ring;
