@@ -20,6 +20,11 @@ Result<std::shared_ptr<const text::TokenGrammar>> Constraints::compiled(const te
     return Error{ErrorCode::kUnsupported, fmt::format("{}: this model has no tokenizer, so its output cannot be held to a form", field), field};
   }
   const std::string key = shape.key();
+  if (key.size() > kMaxFormBytes) {
+    std::string field = shape.content ? shape.content->field : "tools";
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{}: the form of the output takes {} bytes to write down, at most {} are allowed", field, key.size(), kMaxFormBytes), field};
+  }
   std::list<Entry>::iterator entry;
   {
     std::unique_lock lock(mutex_);

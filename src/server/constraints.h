@@ -44,6 +44,7 @@ struct ConstraintStats {
 class Constraints {
  public:
   static constexpr size_t kMaxBytes = size_t{256} << 20;
+  static constexpr size_t kMaxFormBytes = size_t{1} << 20;  // of one request's schemas, expressions and grammars
   /// Borrows the tokenizer; null: nothing can be held to a grammar.
   Constraints(const text::Tokenizer* tokenizer, int32_t vocab_size, size_t max_bytes = kMaxBytes)
       : tokenizer_(tokenizer), vocab_size_(vocab_size), max_bytes_(max_bytes) {}

@@ -276,6 +276,13 @@ TEST(Constraints, ForgetTheLeastRecentlyUsedWhenTheyTakeTooMuch) {
   EXPECT_NE(constraints.compiled(regex_shape("first[^x]*")).value(), first);  // made anew
 }
 
+TEST(Constraints, HaveABoundOfTheirSize) {
+  Constraints constraints(&standin_tokenizer(), standin_tokenizer().num_tokens());
+  const auto grammar = constraints.compiled(regex_shape(std::string(Constraints::kMaxFormBytes, 'a')));
+  ASSERT_FALSE(grammar);
+  EXPECT_THAT(grammar.error().message, HasSubstr("at most"));
+}
+
 TEST(Constraints, SayThatTheyNeedATokenizer) {
   Constraints constraints(nullptr, 100);
   const auto grammar = constraints.compiled(regex_shape("a"));
