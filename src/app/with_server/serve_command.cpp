@@ -55,7 +55,6 @@ std::vector<std::string> model_names(const ServeOptions& options, const worker::
 Result<void> serve_until_stopped(const engine::Engine& engine, const ServeOptions& options, ShutdownSignals& signals,
                                  ServiceNotifier& notifier) {
   StatsLog stats;
-  signals.listen();
   while (!signals.wait_for(std::chrono::milliseconds(500))) {
     if (const std::optional<Error> failure = engine.failure()) return failure->with_context("the engine failed");
     const engine::EngineStats now = engine.stats();  // comes back only while the engine lives
@@ -101,11 +100,13 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   context.eos_ids = text.eos_ids;
   context.time_limits = time_limits(options.network);
   if (options.seed >= 0) context.seed = static_cast<uint64_t>(options.seed);
-  log_info("ready: {} at {}/v1", fmt::join(context.model_names, ", also "), url_of(options.network, server->port()));
-  const std::string name = context.model_names.front();
-  if (const std::string url = url_of(options.network, server->port()); !options.disable_page && url.find("://") != std::string::npos) log_info("a page to talk to it: {}/", url);
+  const std::string name = context.model_names.front(), names = fmt::format("{}", fmt::join(context.model_names, ", also ")), url = url_of(options.network, server->port());
+  // Whoever reads "ready" may ask, or send a signal, in the same moment.
+  signals.listen();
   server->set_ready(std::move(context));
-  notifier.ready(fmt::format("serving {} at {}", name, url_of(options.network, server->port())));
+  log_info("ready: {} at {}/v1", names, url);
+  if (!options.disable_page && url.find("://") != std::string::npos) log_info("a page to talk to it: {}/", url);
+  notifier.ready(fmt::format("serving {} at {}", name, url));
 
   const Result<void> end = serve_until_stopped(*engine, options, signals, notifier);
   reopening.reset();
