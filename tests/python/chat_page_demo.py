@@ -8,6 +8,7 @@ Fails when an answer is wrong. Exit status 77 (CTest: skipped) without Chromium.
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def main():
     parser.add_argument("--chromium", default="")
     parser.add_argument("--screenshot")
     arguments = parser.parse_args()
-    if not arguments.chromium:
+    if not arguments.chromium or not os.path.exists(arguments.chromium):  # also where it went after CMake had found it
         print("SKIPPED: there is no Chromium, so the chat page was NOT tested (Debian: apt-get install chromium)", file=sys.stderr)
         sys.exit(77)
     server = subprocess.Popen([arguments.quern, "serve", arguments.model, "--port", "0", "--max-num-seqs", "4", "--max-model-len", "4096", "--threads", "2",
