@@ -8,53 +8,22 @@ namespace quern::cuda {
 
 namespace {
 
+/// Candidates of an op, best first. accepts and make are overloaded for every op: a candidate takes its own. By request: until their tests have passed on a device.
 template <class Op>
-ops::Verdict accepts(const typename Op::Problem& problem, const ops::DeviceTraits& traits) {
-  return plain::accepts(problem, traits);
-}
+constexpr ops::Candidate<Op> kSm90[] = {{"cuda.sm90", sm90::accepts, sm90::make}, {"cuda.plain", plain::accepts, plain::make}};
 template <class Op>
-Result<std::unique_ptr<typename Op::Kernel>> make(const typename Op::Problem& problem, ops::Device& device) {
-  return plain::make(problem, device);
-}
+constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90.pairs", sm90::accepts, sm90::make_pairs, true},
+                                          {"cuda.sm90", sm90::accepts, sm90::make},
+                                          {"cuda.plain", plain::accepts, plain::make}};
+template <class Op>
+constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", plain::accepts, plain::make}};
 
-template <class Op>
-ops::Verdict accepts_sm90(const typename Op::Problem& problem, const ops::DeviceTraits& traits) {
-  return sm90::accepts(problem, traits);
-}
-template <class Op>
-Result<std::unique_ptr<typename Op::Kernel>> make_sm90(const typename Op::Problem& problem, ops::Device& device) {
-  return sm90::make(problem, device);
-}
-
-template <class Op>
-Result<std::unique_ptr<typename Op::Kernel>> make_sm90_pairs(const typename Op::Problem& problem, ops::Device& device) {
-  return sm90::make_pairs(problem, device);
-}
-
-/// Candidates of an op, best first. By request: until their tests have passed on a device.
-template <class Op>
-constexpr ops::Candidate<Op> kSm90[] = {{"cuda.sm90", accepts_sm90<Op>, make_sm90<Op>}, {"cuda.plain", accepts<Op>, make<Op>}};
-template <class Op>
-constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90.pairs", accepts_sm90<Op>, make_sm90_pairs<Op>, true},
-                                          {"cuda.sm90", accepts_sm90<Op>, make_sm90<Op>},
-                                          {"cuda.plain", accepts<Op>, make<Op>}};
-template <class Op>
-constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", accepts<Op>, make<Op>}};
-
-template <class Op>
-ops::Verdict accepts_mma(const typename Op::Problem& problem, const ops::DeviceTraits& traits) {
-  return mma::accepts(problem, traits);
-}
-template <class Op>
-Result<std::unique_ptr<typename Op::Kernel>> make_mma(const typename Op::Problem& problem, ops::Device& device) {
-  return mma::make(problem, device);
-}
-constexpr ops::Candidate<ops::Attention> kAttention[] = {{"cuda.sm90", accepts_sm90<ops::Attention>, make_sm90<ops::Attention>, true},
-                                                         {"cuda.mma", accepts_mma<ops::Attention>, make_mma<ops::Attention>},
-                                                         {"cuda.plain", accepts<ops::Attention>, make<ops::Attention>}};
-constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cuda.mma.chunked", accepts_mma<ops::GdnMix>, mma::make_chunked},
-                                                   {"cuda.mma", accepts_mma<ops::GdnMix>, make_mma<ops::GdnMix>},
-                                                   {"cuda.plain", accepts<ops::GdnMix>, make<ops::GdnMix>}};
+constexpr ops::Candidate<ops::Attention> kAttention[] = {{"cuda.sm90", sm90::accepts, sm90::make, true},
+                                                         {"cuda.mma", mma::accepts, mma::make},
+                                                         {"cuda.plain", plain::accepts, plain::make}};
+constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cuda.mma.chunked", mma::accepts, mma::make_chunked},
+                                                   {"cuda.mma", mma::accepts, mma::make},
+                                                   {"cuda.plain", plain::accepts, plain::make}};
 
 }  // namespace
 

@@ -20,8 +20,9 @@ QUERN_SM90(GdnIn)
 QUERN_SM90(MlpIn)
 QUERN_SM90(MtpIn)
 QUERN_SM90(Head)
-QUERN_SM90(Sample)
 #undef QUERN_SM90
+ops::Verdict accepts(const ops::Sample::Problem& problem, const ops::DeviceTraits& traits);
+Result<std::unique_ptr<ops::Sample::Kernel>> make(const ops::Sample::Problem& problem, ops::Device& device);
 ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits& traits);
 Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Problem& problem, ops::Device& device);
 ops::Verdict accepts(const ops::LinearResidual::Problem& problem, const ops::DeviceTraits& traits);

@@ -8,40 +8,13 @@ namespace quern::opencl {
 
 namespace {
 
+/// Candidates of an op, best first. accepts and make are overloaded for every op: a candidate takes its own.
 template <class Op>
-ops::Verdict accepts(const typename Op::Problem& problem, const ops::DeviceTraits& traits) {
-  return plain::accepts(problem, traits);
-}
+constexpr ops::Candidate<Op> kMixer[] = {{"opencl.simd16", simd16::accepts, simd16::make}, {"opencl.plain", plain::accepts, plain::make}};
 template <class Op>
-Result<std::unique_ptr<typename Op::Kernel>> make(const typename Op::Problem& problem, ops::Device& device) {
-  return plain::make(problem, device);
-}
-
+constexpr ops::Candidate<Op> kLinear[] = {{"opencl.dpas", dpas::accepts, dpas::make}, {"opencl.plain", plain::accepts, plain::make}};
 template <class Op>
-ops::Verdict accepts_dpas(const typename Op::Problem& problem, const ops::DeviceTraits& traits) {
-  return dpas::accepts(problem, traits);
-}
-template <class Op>
-Result<std::unique_ptr<typename Op::Kernel>> make_dpas(const typename Op::Problem& problem, ops::Device& device) {
-  return dpas::make(problem, device);
-}
-
-template <class Op>
-ops::Verdict accepts_simd16(const typename Op::Problem& problem, const ops::DeviceTraits& traits) {
-  return simd16::accepts(problem, traits);
-}
-template <class Op>
-Result<std::unique_ptr<typename Op::Kernel>> make_simd16(const typename Op::Problem& problem, ops::Device& device) {
-  return simd16::make(problem, device);
-}
-
-/// Candidates of an op, best first.
-template <class Op>
-constexpr ops::Candidate<Op> kMixer[] = {{"opencl.simd16", accepts_simd16<Op>, make_simd16<Op>}, {"opencl.plain", accepts<Op>, make<Op>}};
-template <class Op>
-constexpr ops::Candidate<Op> kLinear[] = {{"opencl.dpas", accepts_dpas<Op>, make_dpas<Op>}, {"opencl.plain", accepts<Op>, make<Op>}};
-template <class Op>
-constexpr ops::Candidate<Op> kPlain[] = {{"opencl.plain", accepts<Op>, make<Op>}};
+constexpr ops::Candidate<Op> kPlain[] = {{"opencl.plain", plain::accepts, plain::make}};
 
 }  // namespace
 
