@@ -76,7 +76,7 @@ constexpr ops::Candidate<Op> kMatrix[] = {{"cpu.amx", accepts<Op, LinearPath::kA
                                           {"cpu.avx512_bf16", accepts<Op, LinearPath::kAvx512Bf16>, make<Op, LinearPath::kAvx512Bf16>},
                                           {"cpu.avx512", accepts<Op, LinearPath::kAvx512>, make<Op, LinearPath::kAvx512>},
                                           {"cpu.avx2", accepts<Op, LinearPath::kAvx2>, make<Op, LinearPath::kAvx2>},
-                                          {"cpu.amx.prompt", accepts<Op, LinearPath::kAmxPrompt>, make<Op, LinearPath::kAmxPrompt>},
+                                          {"cpu.amx.prompt", accepts<Op, LinearPath::kAmxPrompt>, make<Op, LinearPath::kAmxPrompt>, true},
                                           {"cpu.plain", accepts<Op, LinearPath::kPlain>, make<Op, LinearPath::kPlain>}};
 
 constexpr ops::Candidate<ops::Sample> kSample[] = {{"cpu.plain", plain::accepts, plain::make}};
