@@ -61,30 +61,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void gdn_keys(int nu
   barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
 
 // A group per run (axis 0) and value head (axis 1). u goes to the ring as it is made: the ring is as long as the rows that one of them needs.
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void gdn_rows(
-    int num_k_heads, int num_v_heads, int d_k, int d_v, int k_max, float eps, long channels, PLACE(const run_t, runs), PLACE(const int, cursors), PLACE(const int, boundaries),
-    PLACE(const float, taps), PLACE(const float, decays), PLACE(const float, dt_bias), PLACE(const float, norm), PLACE(const int, k_heads), PLACE(const activation_t, qkv),
-    PLACE(const activation_t, z), PLACE(const activation_t, b), PLACE(const activation_t, a), PLACE(const activation_t, window), PLACE(const float, keys),
-    PLACE(activation_t, out), PLACE(float, states), PLACE(const ring_t, ring_k), PLACE(ring_t, ring_u), PLACE(float, ring_g)) {
-  FIND(const run_t, runs);
-  FIND(const int, cursors);
-  FIND(const int, boundaries);
-  FIND(const float, taps);
-  FIND(const float, decays);
-  FIND(const float, dt_bias);
-  FIND(const float, norm);
-  FIND(const int, k_heads);
-  FIND(const activation_t, qkv);
-  FIND(const activation_t, z);
-  FIND(const activation_t, b);
-  FIND(const activation_t, a);
-  FIND(const activation_t, window);
-  FIND(const float, keys);
-  FIND(activation_t, out);
-  FIND(float, states);
-  FIND(const ring_t, ring_k);
-  FIND(ring_t, ring_u);
-  FIND(float, ring_g);
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void gdn_rows(GDN_ROWS_PARAMETERS) {
+  FIND_GDN_ROWS;
   __local float k[MAX_DIM], q[MAX_DIM], outputs[MAX_DIM], sums[MAX_CHUNK], along_k[MAX_CHUNK], along_q[MAX_CHUNK], factors[GRID], shared[ITEMS];
   const int item = (int)get_local_id(0), head = (int)get_group_id(1), k_head = k_heads[head];
   const rows_t rows = rows_of(runs[get_group_id(0)], cursors);

@@ -51,31 +51,9 @@ float8 key8_at(const __global float* keys, const __global ring_t* ring_k, int nu
 #define STORE_STATE()                                                                                   \
   for (int c = 0; c < COLUMNS; ++c) vstore8(state[c], 0, states_at + (first_column + c) * D + lane * 8)
 
-// A group per run (axis 0) and value head (axis 1); the parameters are gdn_rows'.
-__attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_size(ITEMS, 1, 1))) __kernel void gdn_rows(
-    int num_k_heads, int num_v_heads, int d_k, int d_v, int k_max, float eps, long channels, PLACE(const run_t, runs), PLACE(const int, cursors), PLACE(const int, boundaries),
-    PLACE(const float, taps), PLACE(const float, decays), PLACE(const float, dt_bias), PLACE(const float, norm), PLACE(const int, k_heads), PLACE(const activation_t, qkv),
-    PLACE(const activation_t, z), PLACE(const activation_t, b), PLACE(const activation_t, a), PLACE(const activation_t, window), PLACE(const float, keys),
-    PLACE(activation_t, out), PLACE(float, states), PLACE(const ring_t, ring_k), PLACE(ring_t, ring_u), PLACE(float, ring_g)) {
-  FIND(const run_t, runs);
-  FIND(const int, cursors);
-  FIND(const int, boundaries);
-  FIND(const float, taps);
-  FIND(const float, decays);
-  FIND(const float, dt_bias);
-  FIND(const float, norm);
-  FIND(const int, k_heads);
-  FIND(const activation_t, qkv);
-  FIND(const activation_t, z);
-  FIND(const activation_t, b);
-  FIND(const activation_t, a);
-  FIND(const activation_t, window);
-  FIND(const float, keys);
-  FIND(activation_t, out);
-  FIND(float, states);
-  FIND(const ring_t, ring_k);
-  FIND(ring_t, ring_u);
-  FIND(float, ring_g);
+// A group per run (axis 0) and value head (axis 1).
+__attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_size(ITEMS, 1, 1))) __kernel void gdn_rows(GDN_ROWS_PARAMETERS) {
+  FIND_GDN_ROWS;
   __local float sums[MAX_CHUNK], along_k[MAX_CHUNK], along_q[MAX_CHUNK], factors[GRID], state_k[D], state_q[D], shared[ITEMS];
   const int item = (int)get_local_id(0), lane = (int)get_sub_group_local_id(), group = item / 16, first_column = group * COLUMNS;
   const int head = (int)get_group_id(1), k_head = k_heads[head];
