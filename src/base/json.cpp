@@ -1,5 +1,9 @@
 #include "base/json.h"
 
+#include <fmt/format.h>
+
+#include <iterator>
+
 #include "base/file.h"
 
 namespace quern {
@@ -38,5 +42,24 @@ Result<Json> read_json_file(const std::filesystem::path& path) {
 }
 
 std::string dump_json(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+void append_json_escaped(std::string& out, std::string_view text) {
+  size_t plain = 0;  // text[plain, i) needs no escape
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (c >= 0x20 && c != '"' && c != '\\') continue;
+    out.append(text, plain, i - plain);
+    plain = i + 1;
+    switch (c) {
+      case '"': out += "\\\""; break;
+      case '\\': out += "\\\\"; break;
+      case '\n': out += "\\n"; break;
+      case '\r': out += "\\r"; break;
+      case '\t': out += "\\t"; break;
+      default: fmt::format_to(std::back_inserter(out), "\\u{:04x}", c);
+    }
+  }
+  out.append(text, plain, text.size() - plain);
+}
 
 }  // namespace quern

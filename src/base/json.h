@@ -21,5 +21,7 @@ Result<SortedJson> parse_sorted_json(std::string_view text, std::string_view wha
 
 /// Compact text; invalid UTF-8 becomes U+FFFD instead of an exception.
 std::string dump_json(const Json& value);
+/// Appends `text`, UTF-8, with what JSON strings escape; without quotes. One pass, for paths that every token takes.
+void append_json_escaped(std::string& out, std::string_view text);
 
 }  // namespace quern

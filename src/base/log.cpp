@@ -29,7 +29,7 @@ std::string_view level_name(LogLevel level) {
 void set_log_level(LogLevel level) { g_level.store(level, std::memory_order_relaxed); }
 LogLevel log_level() { return g_level.load(std::memory_order_relaxed); }
 
-void log_line(LogLevel level, std::string_view message) {
+std::string timestamp_now() {
   const auto now = std::chrono::system_clock::now();
   const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
   const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
@@ -37,7 +37,11 @@ void log_line(LogLevel level, std::string_view message) {
   gmtime_r(&seconds, &parts);
   char stamp[32];
   std::strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &parts);
-  const std::string line = fmt::format("{}.{:03}Z {} {}\n", stamp, milliseconds, level_name(level), message);
+  return fmt::format("{}.{:03}Z", stamp, milliseconds);
+}
+
+void log_line(LogLevel level, std::string_view message) {
+  const std::string line = fmt::format("{} {} {}\n", timestamp_now(), level_name(level), message);
   // One write call a line: lines of several threads do not mix.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -12,7 +13,9 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 /// Lines below `level` are dropped. Default: kInfo.
 void set_log_level(LogLevel level);
 LogLevel log_level();
-/// Writes one whole line to stderr: "2026-11-30T12:00:00.123 INFO  message". Thread-safe.
+/// Now, in UTC: "2026-11-30T12:00:00.123Z".
+std::string timestamp_now();
+/// Writes one whole line to stderr: "2026-11-30T12:00:00.123Z INFO  message". Thread-safe.
 void log_line(LogLevel level, std::string_view message);
 
 template <class... Args>

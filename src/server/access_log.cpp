@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <ctime>
 #include <iterator>
 #include <utility>
 
@@ -26,17 +24,6 @@ constexpr size_t kMaxPath = 1024;  // bytes of a path in the log
 bool is_file(const std::string& target) { return target != "stdout" && target != "stderr"; }
 
 int open_file(const std::string& path) { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640); }
-
-std::string now_text() {
-  const auto now = std::chrono::system_clock::now();
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-  const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
-  std::tm parts{};
-  gmtime_r(&seconds, &parts);
-  char stamp[32];
-  std::strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &parts);
-  return fmt::format("{}.{:03}Z", stamp, milliseconds);
-}
 
 void add_text(std::string& line, std::string_view name, std::string_view value) {
   if (value.empty()) return;
@@ -103,7 +90,7 @@ AccessLog::~AccessLog() {
 
 void AccessLog::write(const HttpExchange& exchange) {
   if (exchange.status < 500 && std::ranges::find(options_.left_out, exchange.path) != options_.left_out.end()) return;
-  if (!lines_.try_push(access_line(exchange, now_text()) + "\n")) ++num_dropped_;
+  if (!lines_.try_push(access_line(exchange, timestamp_now()) + "\n")) ++num_dropped_;
 }
 
 void AccessLog::run() {

@@ -4,6 +4,7 @@
 
 #include <iterator>
 
+#include "base/json.h"
 #include "text/utf8.h"
 
 namespace quern::server {
@@ -15,22 +16,7 @@ void append_json_string(std::string& out, std::string_view text) {
     text = repaired;
   }
   out.push_back('"');
-  size_t plain = 0;  // text[plain, i) needs no escape
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    if (c >= 0x20 && c != '"' && c != '\\') continue;
-    out.append(text, plain, i - plain);
-    plain = i + 1;
-    switch (c) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\r': out += "\\r"; break;
-      case '\t': out += "\\t"; break;
-      default: fmt::format_to(std::back_inserter(out), "\\u{:04x}", c);
-    }
-  }
-  out.append(text, plain, text.size() - plain);
+  append_json_escaped(out, text);
   out.push_back('"');
 }
 

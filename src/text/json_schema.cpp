@@ -20,17 +20,6 @@ constexpr std::array<std::string_view, 18> kUnsupported{
     "dependencies", "contains",     "minContains",   "maxContains", "propertyNames",      "$dynamicRef",
     "$recursiveRef", "extends",     "disallow",      "divisibleBy", "unevaluatedProperties", "unevaluatedItems"};
 
-unsigned types_of_name(std::string_view name) {
-  if (name == "string") return kJsonString;
-  if (name == "integer") return kJsonInteger;
-  if (name == "number") return kJsonNumber | kJsonInteger;
-  if (name == "boolean") return kJsonBoolean;
-  if (name == "null") return kJsonNull;
-  if (name == "array") return kJsonArray;
-  if (name == "object") return kJsonObject;
-  return 0;
-}
-
 unsigned type_of_value(const Json& value) {
   if (value.is_string()) return kJsonString;
   if (value.is_boolean()) return kJsonBoolean;

@@ -3,10 +3,21 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <iterator>
 #include <optional>
 
 namespace quern::text {
+
+unsigned types_of_name(std::string_view name) {
+  if (name == "string") return kJsonString;
+  if (name == "integer") return kJsonInteger;
+  if (name == "number") return kJsonNumber | kJsonInteger;
+  if (name == "boolean") return kJsonBoolean;
+  if (name == "null") return kJsonNull;
+  if (name == "array") return kJsonArray;
+  if (name == "object") return kJsonObject;
+  return 0;
+}
+
 namespace {
 
 constexpr int kMaxSchemaDepth = 32;  // of references and combinations; deeper ones allow anything
@@ -15,15 +26,10 @@ Error field_error(std::string field, std::string_view message) {
   return Error{ErrorCode::kInvalidArgument, fmt::format("{}: {}", field, message), field};
 }
 
-unsigned type_bit(std::string_view name) {
-  if (name == "string") return kJsonString;
-  if (name == "integer") return kJsonInteger;
-  if (name == "number") return kJsonNumber | kJsonInteger;
-  if (name == "boolean") return kJsonBoolean;
-  if (name == "null") return kJsonNull;
-  if (name == "array") return kJsonArray;
-  if (name == "object") return kJsonObject;
-  return kJsonAny;
+/// What it does not know allows anything.
+unsigned known_types(std::string_view name) {
+  const unsigned types = types_of_name(name);
+  return types == 0 ? unsigned{kJsonAny} : types;
 }
 
 unsigned type_of_value(const Json& value) {
@@ -64,9 +70,9 @@ unsigned types_of_schema(const Json& root, const Json& schema, int depth) {
   if (depth > kMaxSchemaDepth || !schema.is_object()) return kJsonAny;
   unsigned types = kJsonAny;
   if (const Json* type = member(schema, "type")) {
-    types = type->is_string() ? type_bit(type->get_ref<const std::string&>()) : type->is_array() && !type->empty() ? 0 : kJsonAny;
+    types = type->is_string() ? known_types(type->get_ref<const std::string&>()) : type->is_array() && !type->empty() ? 0 : kJsonAny;
     if (type->is_array())
-      for (const Json& one : *type) types |= one.is_string() ? type_bit(one.get_ref<const std::string&>()) : kJsonAny;
+      for (const Json& one : *type) types |= one.is_string() ? known_types(one.get_ref<const std::string&>()) : kJsonAny;
   }
   if (const Json* reference = member(schema, "$ref"); reference != nullptr && reference->is_string()) {
     const Json* target = resolve(root, reference->get<std::string>());
@@ -146,24 +152,6 @@ bool ToolSchemas::has_parameter(std::string_view function, std::string_view para
 unsigned ToolSchemas::types_of(std::string_view function, std::string_view parameter) const {
   const Json* schema = find(function, parameter);
   return schema == nullptr ? kJsonAny : types_of_schema(parameters_.find(function)->second, *schema, 0);
-}
-
-void append_json_escaped(std::string& out, std::string_view text) {
-  for (const char c : text) {
-    switch (c) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\r': out += "\\r"; break;
-      case '\t': out += "\\t"; break;
-      default:
-        if (static_cast<unsigned char>(c) < 0x20) {
-          fmt::format_to(std::back_inserter(out), "\\u{:04x}", static_cast<unsigned>(static_cast<unsigned char>(c)));
-        } else {
-          out += c;
-        }
-    }
-  }
 }
 
 std::string json_value(std::string_view text, unsigned types, bool complete) {

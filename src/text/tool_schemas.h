@@ -21,6 +21,9 @@ enum JsonTypes : unsigned {
   kJsonAny = 127,
 };
 
+/// The types that a name of JSON schema stands for, as bits: "number" has the integers in it. 0 where there is no such name.
+unsigned types_of_name(std::string_view name);
+
 /// The functions that a request offers, as far as calls of them are read. Immutable, so that several threads may read it.
 class ToolSchemas {
  public:
@@ -43,8 +46,5 @@ class ToolSchemas {
 /// False and None are understood. Where only numbers, booleans, lists or objects are allowed and the text is none, `complete` decides:
 /// a string, or, for a text that was cut off, nothing.
 std::string json_value(std::string_view text, unsigned types, bool complete);
-
-/// Appends `text` with what JSON strings escape; without quotes.
-void append_json_escaped(std::string& out, std::string_view text);
 
 }  // namespace quern::text
