@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <fstream>
@@ -8,8 +7,8 @@
 
 #include "backends/cpu/cpu_info.h"
 #include "backends/platforms.h"
-#include "base/hash.h"
 #include "base/json.h"
+#include "bench_tensors.h"
 #include "ops/kernel_table.h"
 #include "ops/select.h"
 
@@ -26,41 +25,10 @@ using ops::TensorView, ops::WeightScheme;
 constexpr int64_t kHidden = 1024, kWidth = 3584, kVocab = 248320, kMostRows = 512, kMostLogits = 8;
 constexpr int kRepeats = 9;
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 /// The CPU with tensors on it.
-class Bench {
+class Bench : public BenchTensors {
  public:
-  explicit Bench(int num_threads)
-      : num_threads_(num_threads), device_(backends::open_device("cpu", {.num_threads = num_threads}).value()), stream_(device_->make_stream().value()) {}
-
-  ops::Device& device() { return *device_; }
-  ops::Stream& stream() { return *stream_; }
-  TensorView tensor(DType dtype, const Shape& shape) {
-    buffers_.push_back(device_->allocate(static_cast<size_t>(shape.num_elements()) * dtype_size(dtype), "bench").value());
-    return {buffers_.back().get(), 0, dtype, shape};
-  }
-  /// Random bytes: bf16 below 4; e4m3 of middle exponents, as rare subnormals are in weights (Intel's multipliers take hundreds of cycles for one).
-  TensorView random(DType dtype, const Shape& shape) {
-    const TensorView view = tensor(dtype, shape);
-    SplitMix64 bits(view.size_bytes());
-    const bool bf16 = dtype == DType::kBF16;
-    const uint64_t mask = bf16 ? 0xbfffbfffbfffbfffu : 0xbfbfbfbfbfbfbfbfu, always = bf16 ? 0 : 0x2020202020202020u;
-    auto* values = view.data<uint64_t>();
-    for (size_t i = 0; i < view.size_bytes() / sizeof(uint64_t); ++i) values[i] = (bits.next() & mask) | always;
-    return view;
-  }
-  TensorView filled(const Shape& shape, float value) {
-    const TensorView view = tensor(DType::kF32, shape);
-    std::fill_n(view.data<float>(), shape.num_elements(), value);
-    return view;
-  }
-  ops::LinearSource weight(int64_t out, int64_t in) {
-    return {{out, in, WeightScheme::kFp8Block}, random(DType::kE4M3, {out, in}), filled({(out + 127) / 128, (in + 127) / 128}, 1e-4f)};
-  }
+  explicit Bench(int num_threads) : BenchTensors(backends::open_device("cpu", {.num_threads = num_threads}).value()), num_threads_(num_threads) {}
 
   /// Prints and adds to `results` what `enqueue` takes, which reads `bytes` of weights and computes `flops`.
   template <class Enqueue>
@@ -84,9 +52,6 @@ class Bench {
 
  private:
   int num_threads_;
-  std::unique_ptr<ops::Device> device_;
-  std::unique_ptr<ops::Stream> stream_;
-  std::vector<std::unique_ptr<ops::Buffer>> buffers_;
 };
 
 /// visit(name, kernel, packed weights) for every candidate of Op that this machine can run.
@@ -111,7 +76,8 @@ int run(int num_threads, const char* file) {
   Json results{{"device", bench.device().traits().name}, {"threads", num_threads}, {"read_gb_s", read / 1e9}, {"results", Json::array()}};
   fmt::print("{}: {} threads read {:.1f} GB/s\n", bench.device().traits().name, num_threads, read / 1e9);
 
-  const auto head = bench.weight(kVocab, kHidden), gate = bench.weight(kWidth, kHidden), up = bench.weight(kWidth, kHidden);
+  const auto weight = [&](int64_t out, int64_t in) { return bench.weight(out, in, WeightScheme::kFp8Block, 0x2020202020202020u); };
+  const auto head = weight(kVocab, kHidden), gate = weight(kWidth, kHidden), up = weight(kWidth, kHidden);
   const TensorView x = bench.random(DType::kBF16, {kMostRows, kHidden}), norm = bench.filled({kHidden}, 0.1f), middle = bench.tensor(DType::kBF16, {kMostRows, kWidth});
   const TensorView hidden = bench.tensor(DType::kBF16, {kMostRows, kHidden}), logits = bench.tensor(DType::kF32, {kMostLogits, kVocab});
   const TensorView named = bench.tensor(DType::kI32, {kMostLogits});
