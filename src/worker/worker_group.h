@@ -23,6 +23,7 @@ struct WorkerLimits {
   int32_t vocab_size = 0;
   int32_t k_max = 0;             // drafts of one verify
   bool has_mtp = false;
+  int32_t num_stages = 1;        // of a pipeline; where there is more than one, a sequence has one step in flight, and steps in flight name disjoint sequences
 };
 
 /// The ranks that execute steps, seen from the engine thread. submit() returns at once; results come back in the order of submission.
