@@ -25,6 +25,12 @@ Verdict refuse(fmt::format_string<Args...> format, Args&&... args) {
   return {false, fmt::format(format, std::forward<Args>(args)...)};
 }
 
+/// Launches on the device that one call of a kernel makes, for models of speed; 0: not counted.
+struct LaunchCounts {
+  int32_t decode = 0;  // for up to 8 decode rows
+  int32_t prompt = 0;  // for up to 512 prompt rows of one sequence
+};
+
 template <class Op>
 struct Candidate {
   std::string_view name;  // platform, instruction, trick: "cpu.avx512.vbmi", always "<platform>.plain" last
@@ -32,6 +38,7 @@ struct Candidate {
   Verdict (*accepts)(const typename Op::Problem&, const DeviceTraits&);
   Result<std::unique_ptr<typename Op::Kernel>> (*make)(const typename Op::Problem&, Device&);
   bool by_request = false;  // taken only where the user names it: not yet measured, or better only in some respect
+  LaunchCounts launches = {};
 };
 
 /// Why a platform has no kernel for an op at all.

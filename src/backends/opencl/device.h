@@ -22,6 +22,7 @@ struct Context {
   ContextObject* handle;
   std::string device_name;
   std::atomic<size_t> allocated_bytes{0};
+  std::atomic<uint64_t> num_launches{0};  // of kernels, on all streams
   // Unified shared memory (cl_intel_unified_shared_memory); null where the driver has none.
   void* (*allocate_host)(ContextObject* context, const uint64_t* properties, size_t size, uint32_t alignment, Status* status) = nullptr;
   Status (*free_shared)(ContextObject* context, void* address) = nullptr;

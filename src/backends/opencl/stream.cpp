@@ -83,6 +83,7 @@ void Stream::enqueue_launch(const Function& kernel, const LaunchShape& shape) {
                     shape.groups[1], shape.groups[2], shape.items[0], shape.items[1], shape.items[2], num_arguments_, context_->device_name, describe(status)));
   else
     last_launch_.store(kernel.name, std::memory_order_relaxed);
+  context_->num_launches.fetch_add(1, std::memory_order_relaxed);
   take_back();
 }
 
