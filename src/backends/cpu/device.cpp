@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backends/cpu/cpu_info.h"
+#include "backends/cpu/stream.h"
 #include "base/log.h"
 #include "base/shape.h"
 
@@ -62,31 +63,6 @@ class BorrowedBuffer final : public ops::Buffer {
 
  private:
   std::span<const std::byte> memory_;
-};
-
-class Stream final : public ops::Stream {
- public:
-  explicit Stream(bool records) : records_(records) {}
-  void copy_to_device(const void* source, const ops::TensorView& destination) override {
-    if (!destination.empty()) std::memcpy(destination.data<std::byte>(), source, destination.size_bytes());
-  }
-  void copy_to_host(const ops::TensorView& source, void* destination) override {
-    if (!source.empty()) std::memcpy(destination, source.data<std::byte>(), source.size_bytes());
-  }
-  void copy(const ops::TensorView& source, const ops::TensorView& destination) override {
-    CHECK(source.size_bytes() == destination.size_bytes());
-    if (!source.empty()) std::memmove(destination.data<std::byte>(), source.data<std::byte>(), source.size_bytes());
-  }
-  void fill_zero(const ops::TensorView& destination) override {
-    if (!destination.empty()) std::memset(destination.data<std::byte>(), 0, destination.size_bytes());
-  }
-  Result<void> finish() override { return {}; }
-  ops::Mark mark() override { return 0; }
-  Result<void> wait(ops::Mark) override { return {}; }  // what was enqueued is done
-  [[nodiscard]] bool can_record() const override { return records_; }
-
- private:
-  bool records_;
 };
 
 }  // namespace

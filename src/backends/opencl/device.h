@@ -11,7 +11,6 @@
 
 #include "backends/opencl/driver.h"
 #include "ops/device.h"
-#include "ops/found_device.h"
 
 namespace quern::opencl {
 
@@ -147,7 +146,5 @@ Result<ops::DeviceTraits> traits_of(std::optional<int> ordinal);
 
 /// What `doctor` says of every device, or of why there is none.
 std::vector<std::string> describe_devices();
-/// The same as facts, in the order of opencl:N. Error: there is no loader, or it lists nothing.
-Result<std::vector<ops::FoundDevice>> list_devices();
 
 }  // namespace quern::opencl
