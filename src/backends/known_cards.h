@@ -17,6 +17,7 @@ struct KnownCard {
   int num_cores;          // SMs or Xe cores
   int architecture;       // as in ops::DeviceTraits
   bool fp8_matrix;
+  double issue_rate = 0;  // instructions of 16 lanes per second, all engines of the card together: 8 engines a core at the card's clock; 0: not used
 };
 
 std::span<const KnownCard> known_card_table();

@@ -14,6 +14,7 @@
 #include "backends/known_cards.h"
 #include "backends/opencl/device.h"
 #include "backends/opencl/kernel_table.h"
+#include "backends/opencl/programs.h"
 
 namespace quern::backends {
 
@@ -116,6 +117,21 @@ std::vector<std::string_view> known_cards() {
   return names;
 }
 
+double issue_rate(const ops::DeviceTraits& traits) {
+  for (const KnownCard& card : known_card_table())
+    if (card.platform == traits.platform && card.architecture == traits.architecture && traits.architecture != 0) return card.issue_rate;
+  return 0;
+}
+
+std::optional<WeightPass> weight_pass(std::string_view candidate, DType weight, ops::RowKind kind, int64_t num_rows) {
+  if (!candidate.starts_with("opencl.dpas")) return std::nullopt;
+  std::string name(dtype_name(weight));
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  const auto pass = opencl::weight_pass(name, kind == ops::RowKind::kDecode, num_rows);
+  if (!pass) return std::nullopt;
+  return WeightPass{pass->slots_per_byte, pass->turn_rows, pass->read_rows};
+}
+
 std::vector<std::string> describe_devices() {
   const ops::DeviceTraits cpu = cpu::host_traits();
   std::vector<std::string> features;
@@ -131,5 +147,7 @@ std::vector<std::string> describe_devices() {
   for (std::string& line : opencl::describe_devices()) lines.push_back(std::move(line));
   return lines;
 }
+
+Result<std::vector<ops::FoundDevice>> opencl_devices() { return opencl::list_devices(); }
 
 }  // namespace quern::backends

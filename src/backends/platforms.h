@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -8,7 +9,9 @@
 
 #include "base/result.h"
 #include "ops/device.h"
+#include "ops/found_device.h"
 #include "ops/kernel_table.h"
+#include "ops/rows.h"
 #include "ops/transport.h"
 
 // The only place that names all platforms; only worker/ includes this header.
@@ -39,7 +42,20 @@ Result<ops::DeviceTraits> traits_by_name(std::string_view name);
 /// Names that traits_by_name knows without looking at the machine.
 std::vector<std::string_view> known_cards();
 
+/// Instructions of 16 lanes that a card's engines issue in a second; 0: not known of this one.
+double issue_rate(const ops::DeviceTraits& traits);
+/// What it takes to bring a packed weight past some rows, by the machine code that a candidate compiles to.
+struct WeightPass {
+  double slots_per_byte = 0;  // issue slots of an engine for a byte and `turn_rows` rows
+  int turn_rows = 0;
+  int read_rows = 0;          // rows for which the byte is read once
+};
+/// Nothing is declared for most candidates. The code must be of the sources of this build, which a test of the platform sees to.
+std::optional<WeightPass> weight_pass(std::string_view candidate, DType weight, ops::RowKind kind, int64_t num_rows);
+
 /// One line about every device of this machine, and one per platform that has none, with the reason.
 std::vector<std::string> describe_devices();
+/// What the OpenCL loader lists, in the order of opencl:0, opencl:1, ... Error: there is no loader, or it lists nothing.
+Result<std::vector<ops::FoundDevice>> opencl_devices();
 
 }  // namespace quern::backends

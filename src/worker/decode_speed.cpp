@@ -31,8 +31,17 @@ double mixer_seconds(std::string_view candidate) {
   return 0;
 }
 
-/// The op that reads a linear weight for every token; empty: none does (the embedding is looked up, the MTP head is not run).
-std::string_view op_of(std::string_view name, bool tied) {
+/// Of an op that has several problems, the slowest choice.
+std::string_view candidate_of(const ExecutionPlan& plan, std::string_view op) {
+  std::string_view slowest;
+  for (const OpChoice& choice : plan.choices)
+    if (choice.op == op && (slowest.empty() || read_share(plan, choice.candidate) < read_share(plan, slowest))) slowest = choice.candidate;
+  return slowest;
+}
+
+}  // namespace
+
+std::string_view op_that_reads(std::string_view name, bool tied) {
   if (name.starts_with("mtp.")) return {};
   if (name == "embed_tokens.weight") return tied ? "head" : "";
   if (name == "lm_head.weight") return "head";
@@ -44,22 +53,12 @@ std::string_view op_of(std::string_view name, bool tied) {
   return {};
 }
 
-/// Of an op that has several problems, the slowest choice.
-std::string_view candidate_of(const ExecutionPlan& plan, std::string_view op) {
-  std::string_view slowest;
-  for (const OpChoice& choice : plan.choices)
-    if (choice.op == op && (slowest.empty() || read_share(plan, choice.candidate) < read_share(plan, slowest))) slowest = choice.candidate;
-  return slowest;
-}
-
-}  // namespace
-
 double expected_decode_speed(const ExecutionPlan& plan) {
   const double bandwidth = plan.traits.read_bandwidth;
   if (bandwidth <= 0) return 0;
   double seconds = 0, weight_bytes = 0;
   for (const auto& [name, linear] : plan.inventory.linears) {
-    const std::string_view op = op_of(name, plan.config.tie_word_embeddings);
+    const std::string_view op = op_that_reads(name, plan.config.tie_word_embeddings);
     if (op.empty()) continue;
     const auto bytes = static_cast<double>(linear.packed_bytes());
     weight_bytes += bytes;

@@ -31,6 +31,9 @@ static_assert(same<kProgramBinarySizes, CL_PROGRAM_BINARY_SIZES> && same<kProgra
 #ifdef CL_DEVICE_IP_VERSION_INTEL
 static_assert(same<kDeviceIpVersionIntel, CL_DEVICE_IP_VERSION_INTEL>);
 #endif
+#ifdef CL_DEVICE_PCI_BUS_INFO_KHR
+static_assert(same<kDevicePciBusInfo, CL_DEVICE_PCI_BUS_INFO_KHR> && sizeof(PciBusInfo) == sizeof(cl_device_pci_bus_info_khr));
+#endif
 
 }  // namespace
 }  // namespace quern::opencl

@@ -400,6 +400,28 @@ Result<ops::DeviceTraits> traits_of(std::optional<int> ordinal) {
   return read_traits(*driver, found);
 }
 
+Result<std::vector<ops::FoundDevice>> list_devices() {
+  ASSIGN_OR_RETURN(const Driver* driver, Driver::load());
+  ASSIGN_OR_RETURN(const std::vector<Found> found, find_devices(*driver));
+  std::vector<ops::FoundDevice> devices;
+  for (const Found& f : found) {
+    const ops::DeviceTraits traits = read_traits(*driver, f);
+    ops::FoundDevice& device = devices.emplace_back();
+    device.platform = platform_text(*driver, f.platform, kPlatformName);
+    device.platform_version = platform_text(*driver, f.platform, kPlatformVersion);
+    device.name = traits.name;
+    device.driver_version = text_of(*driver, f.device, kDriverVersion);
+    device.is_intel_gpu = f.intel_gpu;
+    device.memory_bytes = traits.memory_bytes;
+    device.largest_allocation_bytes = number_of<uint64_t>(*driver, f.device, kDeviceMaxAllocation);
+    device.why_not_usable = traits.why_no_device_code;
+    if (text_of(*driver, f.device, kDeviceExtensions).find("cl_khr_pci_bus_info") == std::string::npos) continue;
+    const auto at = number_of<PciBusInfo>(*driver, f.device, kDevicePciBusInfo);
+    device.pci_address = fmt::format("{:04x}:{:02x}:{:02x}.{:x}", at.domain, at.bus, at.device, at.function);
+  }
+  return devices;
+}
+
 std::vector<std::string> describe_devices() {
   const auto driver = Driver::load();
   if (!driver) return {fmt::format("opencl  none: {}", driver.error().message)};

@@ -11,6 +11,7 @@
 
 #include "backends/opencl/driver.h"
 #include "ops/device.h"
+#include "ops/found_device.h"
 
 namespace quern::opencl {
 
@@ -146,5 +147,7 @@ Result<ops::DeviceTraits> traits_of(std::optional<int> ordinal);
 
 /// What `doctor` says of every device, or of why there is none.
 std::vector<std::string> describe_devices();
+/// The same as facts, in the order of opencl:N. Error: there is no loader, or it lists nothing.
+Result<std::vector<ops::FoundDevice>> list_devices();
 
 }  // namespace quern::opencl

@@ -29,7 +29,12 @@ inline constexpr uint64_t kDeviceTypeAll = 0xffffffff, kDeviceTypeCpu = 1 << 1, 
 inline constexpr uint32_t kPlatformName = 0x0902, kPlatformVersion = 0x0901;
 inline constexpr uint32_t kDeviceType = 0x1000, kDeviceVendorId = 0x1001, kDeviceMaxComputeUnits = 0x1002, kDeviceMaxAllocation = 0x1010,
                           kDeviceSingleFpConfig = 0x101B, kDeviceGlobalMemory = 0x101F, kDeviceLocalMemory = 0x1023, kDeviceName = 0x102B, kDeviceVendor = 0x102C,
-                          kDriverVersion = 0x102D, kDeviceVersion = 0x102F, kDeviceExtensions = 0x1030, kDeviceDoubleFpConfig = 0x1032, kDeviceIpVersionIntel = 0x4250;
+                          kDriverVersion = 0x102D, kDeviceVersion = 0x102F, kDeviceExtensions = 0x1030, kDeviceDoubleFpConfig = 0x1032, kDeviceIpVersionIntel = 0x4250,
+                          kDevicePciBusInfo = 0x410F;
+/// What kDevicePciBusInfo gives.
+struct PciBusInfo {
+  uint32_t domain, bus, device, function;
+};
 inline constexpr uint64_t kFpCorrectlyRoundedDivide = 1 << 7;
 
 inline constexpr uint64_t kMemoryReadWrite = 1 << 0, kMemoryUseHostPointer = 1 << 3, kMemoryAllocHostPointer = 1 << 4, kMemoryUnrestrictedSizeIntel = 1 << 23;

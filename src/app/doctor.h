@@ -1,0 +1,10 @@
+#pragma once
+
+#include "base/json.h"
+
+namespace quern::app {
+
+/// What a bug report should say of this machine: the build, the processor, memory, cards, drivers and what is known to be wrong with them; docs/cli.md lists the fields. Opens drivers.
+Json examine_machine();
+
+}  // namespace quern::app

@@ -1,0 +1,138 @@
+#include "backends/opencl/programs.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "backends/opencl/kernel_source.h"
+#include "base/hash.h"
+
+namespace quern::opencl {
+
+namespace {
+
+/// Clocks that a matrix unit takes for one instruction of 8 rows (Xe2: 2048 products of halves at 128 a clock and engine).
+constexpr double kMatrixClocks = 16;
+
+std::string_view trim(std::string_view text) {
+  const size_t first = text.find_first_not_of(' ');
+  return first == std::string_view::npos ? std::string_view() : text.substr(first, text.find_last_not_of(' ') + 1 - first);
+}
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(separator, begin), text.size());
+    parts.push_back(trim(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+template <class Number>
+bool read_number(std::string_view text, Number& number, int base = 10) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, base);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+bool read_program(std::string_view line, DeclaredProgram& program) {
+  const std::vector<std::string_view> columns = split(line, '|');
+  if (columns.size() != 5) return false;
+  program.name = columns[0];
+  program.unit = columns[1];
+  program.definitions = columns[4];
+  const std::vector<std::string_view> turn = split(columns[2], ':');
+  if (!read_number(turn[0], program.turn_bytes) || turn.size() != (program.turn_bytes > 0 ? 3 : 1)) return false;
+  if (turn.size() == 3 && (!read_number(turn[1], program.turn_rows) || !read_number(turn[2], program.read_rows))) return false;
+  for (const std::string_view declared : split(columns[3], ' ')) {
+    const std::vector<std::string_view> fields = split(declared, ':');
+    DeclaredKernel kernel;
+    if (fields.size() != 4 && fields.size() != 5) return false;
+    kernel.name = fields[0];
+    if (!read_number(fields[1], kernel.registers) || !read_number(fields[2], kernel.matrix_instructions) || !read_number(fields[3], kernel.block_loads)) return false;
+    if (fields.size() == 5 && !read_number(fields[4], kernel.turn_instructions)) return false;
+    program.kernels.push_back(kernel);
+  }
+  return !program.name.empty() && !program.unit.empty();
+}
+
+/// The text of the unit's files, each header behind the file that first includes it.
+Result<void> hash_file(std::string_view name, std::set<std::string_view>& seen, uint64_t& hash) {
+  const auto files = source_files();
+  const auto file = std::find_if(files.begin(), files.end(), [&](const SourceFile& f) { return f.name == name; });
+  if (file == files.end()) return make_error(ErrorCode::kInternal, "this build has no OpenCL source '{}'", name);
+  if (!seen.insert(file->name).second) return {};
+  hash = fnv1a(file->text, hash);
+  constexpr std::string_view kInclude = "#include \"backends/opencl/";
+  for (const std::string_view line : split(file->text, '\n'))
+    if (line.starts_with(kInclude)) RETURN_IF_ERROR(hash_file(line.substr(kInclude.size(), line.find('"', kInclude.size()) - kInclude.size()), seen, hash));
+  return {};
+}
+
+}  // namespace
+
+Result<Declarations> parse_declarations(std::string_view text) {
+  Declarations found;
+  int number = 0;
+  for (const std::string_view line : split(text, '\n')) {
+    ++number;
+    if (line.empty() || line.starts_with('#')) continue;
+    if (line.starts_with("source ")) {
+      const std::vector<std::string_view> words = split(line, ' ');
+      MeasuredSource source;
+      if (words.size() != 3 || !read_number(words[2], source.hash, 16)) return invalid_argument("line {}: expected source UNIT HASH, found '{}'", number, line);
+      source.unit = words[1];
+      found.sources.push_back(source);
+      continue;
+    }
+    if (!read_program(line, found.programs.emplace_back()))
+      return invalid_argument("line {}: expected name | unit | bytes[:rows:rows] | kernel:registers:dpas:loads[:instructions] ... | definitions, found '{}'", number, line);
+  }
+  return found;
+}
+
+const Declarations& declarations() {
+  static const Declarations kDeclarations = [] {
+    const auto files = source_files();
+    const auto file = std::find_if(files.begin(), files.end(), [](const SourceFile& f) { return f.name == "programs.txt"; });
+    CHECK(file != files.end());
+    Result<Declarations> parsed = parse_declarations(file->text);
+    CHECK_MSG(parsed.has_value(), "programs.txt");
+    return std::move(*parsed);
+  }();
+  return kDeclarations;
+}
+
+Result<uint64_t> source_hash(std::string_view unit) {
+  uint64_t hash = fnv1a("");
+  std::set<std::string_view> seen;
+  RETURN_IF_ERROR(hash_file(fmt::format("{}.cl", unit), seen, hash));
+  return hash;
+}
+
+Result<WeightPass> weight_pass(std::string_view dtype, bool decode, int64_t num_rows) {
+  const std::string weight = fmt::format("-DWEIGHT_{} ", dtype);
+  const auto serves = [&](const DeclaredProgram& program) {
+    return program.turn_bytes > 0 && program.definitions.find(weight) != std::string_view::npos && program.definitions.find("-DSCALED_OPERANDS") == std::string_view::npos &&
+           (program.definitions.find("-DDECODE") != std::string_view::npos) == decode;
+  };
+  // Few rows take the smallest work-group that holds them, many the largest there is.
+  int read_rows = 0;
+  for (const DeclaredProgram& program : declarations().programs) {
+    if (!serves(program)) continue;
+    const bool holds = program.read_rows >= num_rows, held = read_rows >= num_rows;
+    if (read_rows == 0 || (holds ? !held || program.read_rows < read_rows : !held && program.read_rows > read_rows)) read_rows = program.read_rows;
+  }
+  if (read_rows == 0) return make_error(ErrorCode::kNotFound, "programs.txt has no program with{} {} for {} rows", decode ? " -DDECODE and" : "", weight, decode ? "decode" : "prompt");
+  WeightPass slowest;
+  for (const DeclaredProgram& program : declarations().programs) {
+    if (!serves(program) || program.read_rows != read_rows) continue;
+    for (const DeclaredKernel& kernel : program.kernels) {
+      const double slots = std::max<double>(kernel.turn_instructions, kMatrixClocks * kernel.matrix_instructions) / program.turn_bytes;
+      if (slots / program.turn_rows > slowest.slots_per_byte / std::max(slowest.turn_rows, 1)) slowest = {slots, program.turn_rows, program.read_rows};
+    }
+  }
+  return slowest;
+}
+
+}  // namespace quern::opencl

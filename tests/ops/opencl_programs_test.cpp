@@ -1,0 +1,78 @@
+#include "backends/opencl/programs.h"
+
+#include "backends/opencl/kernel_source.h"
+#include "support/test_support.h"
+
+// What programs.txt says of the machine code for Xe2: it is read whole, and it is of the sources as they are.
+
+namespace quern::opencl {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(OpenClPrograms, WereMeasuredOnTheSourcesOfThisBuild) {
+  std::map<std::string_view, uint64_t> measured;
+  for (const MeasuredSource& source : declarations().sources) measured[source.unit] = source.hash;
+  std::set<std::string_view> units;
+  for (const DeclaredProgram& program : declarations().programs) units.insert(program.unit);
+  for (const std::string_view unit : units) {
+    const auto hash = source_hash(unit);
+    ASSERT_OK(hash);
+    EXPECT_EQ(fmt::format("{:016x}", measured[unit]), fmt::format("{:016x}", *hash))
+        << unit << ".cl or a header of it has changed since programs.txt was measured: replace its lines by those that `scripts/xpu-check --declare` prints";
+  }
+  EXPECT_EQ(units.size(), measured.size()) << "sources of units that no program is built from";
+}
+
+TEST(OpenClPrograms, EveryUnitOfThisBuildIsMeasured) {
+  std::set<std::string> units;
+  for (const MeasuredSource& source : declarations().sources) units.emplace(source.unit);
+  for (const SourceFile& file : source_files())
+    if (file.name.ends_with(".cl")) EXPECT_TRUE(units.contains(std::string(file.name.substr(0, file.name.find('.'))))) << file.name;
+}
+
+TEST(OpenClPrograms, AreReadFieldByField) {
+  const auto read = parse_declarations(
+      "# a remark\n\nsource dpas 00ff\n"
+      "decode-8 | dpas | 2048:8:16 | dpas_decode:128:8:9:310 other:256:0:0 | -cl-std=CL3.0 -DDECODE\n"
+      "norm | norm | 0 | norm_rows:128:0:0 | -cl-std=CL1.2\n");
+  ASSERT_OK(read);
+  ASSERT_EQ(read->sources.size(), 1u);
+  EXPECT_EQ(read->sources[0].unit, "dpas");
+  EXPECT_EQ(read->sources[0].hash, 255u);
+  ASSERT_EQ(read->programs.size(), 2u);
+  const DeclaredProgram& program = read->programs[0];
+  EXPECT_EQ(program.name, "decode-8");
+  EXPECT_EQ(program.turn_bytes, 2048);
+  EXPECT_EQ(program.turn_rows, 8);
+  EXPECT_EQ(program.read_rows, 16);
+  EXPECT_EQ(program.definitions, "-cl-std=CL3.0 -DDECODE");
+  ASSERT_EQ(program.kernels.size(), 2u);
+  EXPECT_EQ(program.kernels[0].turn_instructions, 310);
+  EXPECT_EQ(program.kernels[0].block_loads, 9);
+  EXPECT_EQ(program.kernels[1].registers, 256);
+  EXPECT_EQ(program.kernels[1].turn_instructions, 0);
+  for (const char* bad : {"source dpas", "source dpas xyz", "a | b | c", "a | b | 2048 | k:1:2:3 | d", "a | b | 0 | k:1:2 | d", "a | b | 0 | k:1:2:3:x | d"}) {
+    const auto refused = parse_declarations(bad);
+    ASSERT_FALSE(refused.has_value()) << bad;
+    EXPECT_THAT(refused.error().message, HasSubstr("line 1"));
+  }
+}
+
+TEST(OpenClPrograms, APassTakesTheSmallestWorkGroupThatHoldsTheRows) {
+  for (const auto& [decode, rows, turn_rows, read_rows] :
+       {std::tuple{true, 1, 8, 8}, {true, 8, 8, 8}, {true, 9, 32, 32}, {true, 64, 32, 32}, {false, 20, 32, 32}, {false, 512, 64, 256}}) {
+    const auto pass = weight_pass("E4M3", decode, rows);
+    ASSERT_OK(pass);
+    EXPECT_EQ(pass->turn_rows, turn_rows) << rows;
+    EXPECT_EQ(pass->read_rows, read_rows) << rows;
+  }
+  // The budget of a B60: 160 engines at 2.4 GHz against 456 GB/s.
+  EXPECT_LT(weight_pass("E4M3", true, 1)->slots_per_byte, 160 * 2.4 / 456);
+  // Eight rows in a turn are bound by instructions, tiles of a prompt by the matrix units: 16 clocks for each of their instructions.
+  EXPECT_DOUBLE_EQ(weight_pass("E4M3", false, 512)->slots_per_byte, 32 * 16 / 1024.0);
+  EXPECT_FALSE(weight_pass("INT4", true, 1).has_value());
+}
+
+}  // namespace
+}  // namespace quern::opencl
