@@ -18,7 +18,7 @@ constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90.pairs", sm90::accepts, sm9
 template <class Op>
 constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", plain::accepts, plain::make}};
 
-constexpr ops::Candidate<ops::Attention> kAttention[] = {{"cuda.sm90", sm90::accepts, sm90::make, true},
+constexpr ops::Candidate<ops::Attention> kAttention[] = {{"cuda.sm90", sm90::accepts, sm90::make},
                                                          {"cuda.mma", mma::accepts, mma::make},
                                                          {"cuda.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cuda.mma.chunked", mma::accepts, mma::make_chunked},
