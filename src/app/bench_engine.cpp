@@ -47,7 +47,7 @@ Result<BenchEngine> start_bench_engine(ModelOptions options, int32_t num_seqs, i
   return result;
 }
 
-Result<std::vector<BenchTimes>> run_requests(engine::Engine& engine, const std::vector<BenchRequest>& requests) {
+Result<BenchRun> run_requests(engine::Engine& engine, const std::vector<BenchRequest>& requests) {
   const Clock::time_point start = Clock::now();
   std::vector<std::unique_ptr<engine::RequestStream>> streams;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -55,7 +55,12 @@ Result<std::vector<BenchTimes>> run_requests(engine::Engine& engine, const std::
     streams.push_back(std::move(stream));
   }
   // One consumer reads the streams round robin, so that the times of all are taken as they arrive.
-  std::vector<BenchTimes> times(requests.size());
+  BenchRun run;
+  std::vector<BenchTimes>& times = run.times;
+  times.resize(requests.size());
+  size_t num_started = 0;
+  int64_t num_tokens = 0, num_tokens_before = 0;
+  double phase_begin = 0, phase_end = 0;
   std::vector<size_t> open(requests.size());
   for (size_t i = 0; i < open.size(); ++i) open[i] = i;
   while (!open.empty()) {
@@ -70,7 +75,14 @@ Result<std::vector<BenchTimes>> run_requests(engine::Engine& engine, const std::
       idle = false;
       const double now = std::chrono::duration<double>(Clock::now() - start).count();
       if (!event->tokens.empty()) {
-        if (times[i].num_tokens == 0) times[i].first_token = now;
+        num_tokens += std::ssize(event->tokens);
+        if (times[i].num_tokens == 0) {
+          times[i].first_token = now;
+          if (++num_started == requests.size()) {
+            phase_begin = now;
+            num_tokens_before = num_tokens;
+          }
+        }
         times[i].num_tokens += static_cast<int32_t>(event->tokens.size());
         times[i].last_token = now;
       }
@@ -78,11 +90,16 @@ Result<std::vector<BenchTimes>> run_requests(engine::Engine& engine, const std::
       if (event->finish->error) return *event->finish->error;
       if (times[i].num_tokens != requests[i].output_len)
         return make_error(ErrorCode::kInternal, "a request gave {} tokens instead of {}", times[i].num_tokens, requests[i].output_len);
+      if (open.size() == requests.size()) {
+        phase_end = now;
+        if (num_started == requests.size()) run.decode_phase_tokens = num_tokens - num_tokens_before;
+      }
       open.erase(open.begin() + static_cast<ptrdiff_t>(at));
     }
     if (idle && !open.empty()) std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  return times;
+  if (run.decode_phase_tokens > 0) run.decode_phase_seconds = phase_end - phase_begin;
+  return run;
 }
 
 Json bench_environment(const worker::ExecutionPlan& plan) {

@@ -37,8 +37,15 @@ struct BenchTimes {
   int32_t num_tokens = 0;
 };
 
-/// Submits all requests and waits for the last: temperature 1, top_p 1, no end of sequence. Parallel to `requests`.
-Result<std::vector<BenchTimes>> run_requests(engine::Engine& engine, const std::vector<BenchRequest>& requests);
+struct BenchRun {
+  std::vector<BenchTimes> times;  // parallel to the requests
+  /// While all of them decode, from the last first token to the first last token: nobody's prompt is computed then. 0 where there is no such time.
+  double decode_phase_seconds = 0;
+  int64_t decode_phase_tokens = 0;
+};
+
+/// Submits all requests and waits for the last: temperature 1, top_p 1, no end of sequence.
+Result<BenchRun> run_requests(engine::Engine& engine, const std::vector<BenchRequest>& requests);
 
 /// Program, model, device and limits, for the end of a result file.
 Json bench_environment(const worker::ExecutionPlan& plan);

@@ -35,6 +35,7 @@ struct LatencyOptions {
 
 struct LatencySamples {
   std::vector<double> latencies, first_tokens, decode_rates;  // seconds, seconds, tokens per second of one sequence
+  std::vector<double> decode_phase_rates;                     // tokens per second of the whole batch while all of it decodes
 };
 
 /// With a common prefix, what follows it is new in every iteration, as in the turns of a chat.
@@ -57,10 +58,11 @@ Result<LatencySamples> measure(engine::Engine& engine, const LatencyOptions& opt
   for (int32_t i = 0; i < options.num_iters_warmup + options.num_iters; ++i) {
     const std::vector<BenchRequest> batch = make_batch(options, i, engine.limits().vocab_size);
     const auto start = std::chrono::steady_clock::now();
-    ASSIGN_OR_RETURN(const std::vector<BenchTimes> times, run_requests(engine, batch));
+    ASSIGN_OR_RETURN(const BenchRun run, run_requests(engine, batch));
     if (i < options.num_iters_warmup) continue;
     samples.latencies.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    for (const BenchTimes& request : times) {
+    if (run.decode_phase_seconds > 0) samples.decode_phase_rates.push_back(static_cast<double>(run.decode_phase_tokens) / run.decode_phase_seconds);
+    for (const BenchTimes& request : run.times) {
       samples.first_tokens.push_back(request.first_token);
       if (request.num_tokens > 1) samples.decode_rates.push_back((request.num_tokens - 1) / (request.last_token - request.first_token));
     }
@@ -93,6 +95,7 @@ Json as_json(const LatencySamples& samples, const BenchEngine& bench) {
           {"mean_ttft_ms", mean(samples.first_tokens) * 1e3},
           {"median_ttft_ms", percentile(samples.first_tokens, 50) * 1e3},
           {"decode_tokens_per_second", percentile(samples.decode_rates, 50)},
+          {"decode_phase_tokens_per_second", samples.decode_phase_rates.empty() ? Json() : Json(percentile(samples.decode_phase_rates, 50))},
           {"charts", charts_json(charts_of(samples))},
           {"counters", bench_counters(bench.engine->stats())},
           {"environment", bench_environment(bench.plan)}};
@@ -109,6 +112,8 @@ void print(const LatencySamples& samples, const LatencyOptions& options) {
   fmt::print("Mean time to first token: {:.1f} ms, median {:.1f} ms\n", mean(samples.first_tokens) * 1e3, percentile(samples.first_tokens, 50) * 1e3);
   if (!samples.decode_rates.empty())
     fmt::print("Median decode speed after it: {:.2f} tokens/s per sequence\n", percentile(samples.decode_rates, 50));
+  if (!samples.decode_phase_rates.empty())
+    fmt::print("Median decode speed of the batch while all of it decodes: {:.2f} tokens/s\n", percentile(samples.decode_phase_rates, 50));
   fmt::print("Output tokens per second of the whole batch: {:.2f}, with input {:.2f}\n", sequences * options.output_len / average,
              sequences * (options.input_len + options.output_len) / average);
 }

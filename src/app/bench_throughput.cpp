@@ -50,11 +50,11 @@ std::vector<BenchRequest> make_requests(const ThroughputOptions& options, int32_
 Result<ThroughputResult> measure(engine::Engine& engine, const std::vector<BenchRequest>& requests) {
   ThroughputResult result{.num_requests = static_cast<int64_t>(requests.size())};
   const auto start = std::chrono::steady_clock::now();
-  ASSIGN_OR_RETURN(const std::vector<BenchTimes> times, run_requests(engine, requests));
+  ASSIGN_OR_RETURN(const BenchRun run, run_requests(engine, requests));
   result.elapsed_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   for (const BenchRequest& request : requests) result.prompt_tokens += static_cast<int64_t>(request.prompt.size());
-  for (const BenchTimes& request : times) result.output_tokens += request.num_tokens;
-  result.times = times;
+  for (const BenchTimes& request : run.times) result.output_tokens += request.num_tokens;
+  result.times = run.times;
   return result;
 }
 

@@ -122,6 +122,9 @@ TEST_F(TinyReference, BenchLatencyWritesVllmsKeys) {
   ASSERT_OK(document);
   EXPECT_EQ(document->at("latencies").size(), 3u);
   EXPECT_GT(document->at("avg_latency").get<double>(), 0);
+  EXPECT_THAT(result.output, HasSubstr("while all of it decodes: "));
+  // Two sequences of four decoded tokens each; the phase is part of a batch's time.
+  EXPECT_GT(document->at("decode_phase_tokens_per_second").get<double>(), 2 / document->at("avg_latency").get<double>());
   EXPECT_EQ(document->at("percentiles").size(), 6u);
   EXPECT_EQ(document->at("charts")[1]["series"][0]["points"].size(), 3u);
   EXPECT_THAT(read_file(folder_.path() / "latency.svg").value(), HasSubstr("</svg>"));
