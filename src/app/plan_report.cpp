@@ -8,6 +8,7 @@
 #include <set>
 
 #include "app/format.h"
+#include "app/speed_report.h"
 
 namespace quern::app {
 namespace {
@@ -53,7 +54,7 @@ std::string expected_decode(const worker::ExecutionPlan& plan) {
   const double share = plan.expected_decode_tokens_per_second * plan.decode_bytes_per_token / plan.traits.read_bandwidth;
   return fmt::format("{:.1f} tok/s for one sequence without speculation: {} read for a token at 1k context, {:.0f} % of {:.1f} GB/s",
                      plan.expected_decode_tokens_per_second, format_bytes(static_cast<uint64_t>(plan.decode_bytes_per_token)), 100 * share,
-                     plan.traits.read_bandwidth / 1e9);
+                     plan.traits.read_bandwidth / 1e9) + (worker::card_speed(plan) ? ", modelled" : "");
 }
 
 std::string plan_as_text(const worker::ExecutionPlan& plan) {
@@ -68,6 +69,7 @@ std::string plan_as_text(const worker::ExecutionPlan& plan) {
   fmt::format_to(out, "limits    {} tokens per sequence, {} sequences at once, {} tokens of KV\n", format_count(plan.limits.max_model_len),
                  plan.limits.num_slots, format_count(int64_t{plan.limits.num_blocks} * 64));
   fmt::format_to(out, "expected  {}\n", expected_decode(plan));
+  if (const auto speed = worker::card_speed(plan)) text += card_speed_as_text(plan, *speed);
   for (const std::string& note : plan.notes) fmt::format_to(out, "note      {}\n", note);
   if (!plan.inventory.unknown.empty())
     fmt::format_to(out, "note      {} unknown tensors, the first is {}\n", plan.inventory.unknown.size(), plan.inventory.unknown[0]);
@@ -87,6 +89,8 @@ Json plan_as_json(const worker::ExecutionPlan& plan) {
   Json kernels = Json::array();
   for (const worker::OpChoice& choice : plan.choices)
     kernels.push_back({{"op", choice.op}, {"problem", choice.problem}, {"wanted_by", choice.wanted_by}, {"candidate", choice.candidate}});
+  Json modelled;
+  if (const auto speed = worker::card_speed(plan)) modelled = card_speed_as_json(plan, *speed);
   return {
       {"model", plan.config.name},
       {"device", plan.options.device},
@@ -120,6 +124,7 @@ Json plan_as_json(const worker::ExecutionPlan& plan) {
       {"decode_bytes_per_token", plan.decode_bytes_per_token},
       {"read_bandwidth_bytes_per_second", plan.traits.read_bandwidth},
       {"expected_decode_tokens_per_second", plan.expected_decode_tokens_per_second},
+      {"card_speed", modelled},
       {"kernels", kernels},
       {"refusals", plan.refusals()},
       {"unknown_tensors", plan.inventory.unknown},

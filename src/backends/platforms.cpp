@@ -132,6 +132,12 @@ std::optional<WeightPass> weight_pass(std::string_view candidate, DType weight, 
   return WeightPass{pass->slots_per_byte, pass->turn_rows, pass->read_rows};
 }
 
+Result<std::optional<bool>> flushes_half_subnormals(ops::Device& device) {
+  if (device.traits().platform != ops::Platform::kOpenCl || device.traits().architecture == 0) return std::optional<bool>();
+  ASSIGN_OR_RETURN(const bool flushed, opencl::opencl_device(device).flushes_half_subnormals());
+  return std::optional<bool>(flushed);
+}
+
 std::vector<std::string> describe_devices() {
   const ops::DeviceTraits cpu = cpu::host_traits();
   std::vector<std::string> features;

@@ -53,6 +53,9 @@ struct WeightPass {
 /// Nothing is declared for most candidates. The code must be of the sources of this build, which a test of the platform sees to.
 std::optional<WeightPass> weight_pass(std::string_view candidate, DType weight, ops::RowKind kind, int64_t num_rows);
 
+/// Whether the device's matrix units take half subnormals for zeros; nothing where its kernels use none.
+Result<std::optional<bool>> flushes_half_subnormals(ops::Device& device);
+
 /// One line about every device of this machine, and one per platform that has none, with the reason.
 std::vector<std::string> describe_devices();
 /// What the OpenCL loader lists, in the order of opencl:0, opencl:1, ... Error: there is no loader, or it lists nothing.

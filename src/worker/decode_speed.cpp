@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "worker/card_speed.h"
+
 namespace quern::worker {
 namespace {
 
@@ -56,6 +58,7 @@ std::string_view op_that_reads(std::string_view name, bool tied) {
 double expected_decode_speed(const ExecutionPlan& plan) {
   const double bandwidth = plan.traits.read_bandwidth;
   if (bandwidth <= 0) return 0;
+  if (const auto modelled = card_speed(plan)) return modelled->tokens_per_second();
   double seconds = 0, weight_bytes = 0;
   for (const auto& [name, linear] : plan.inventory.linears) {
     const std::string_view op = op_that_reads(name, plan.config.tie_word_embeddings);

@@ -57,8 +57,11 @@ class Chooser {
       }
     }
     const ops::Choice<Op> choice = ops::select(table_.list<Op>(), problem, traits_, rules_);
-    OpChoice entry{std::string(Op::kName), text, wanted_by, 1, {}, {}};
-    if (choice.chosen != nullptr) entry.candidate = choice.chosen->name;
+    OpChoice entry{std::string(Op::kName), text, wanted_by, 1, {}, {}, {}};
+    if (choice.chosen != nullptr) {
+      entry.candidate = choice.chosen->name;
+      entry.launches = choice.chosen->launches;
+    }
     for (const auto& answer : choice.answers)
       entry.answers.push_back({std::string(answer.candidate), answer.verdict.reason, answer.verdict.accepted});
     if (choice.answers.empty()) entry.answers.push_back({fmt::format("{}.plain", ops::platform_name(traits_.platform)), std::string(choice.why_absent), false});

@@ -22,6 +22,7 @@ struct OpChoice {
   std::string wanted_by;      // the first place in the model that asks
   int32_t num_wanting = 0;    // places that ask
   std::string candidate;  // empty: none took it
+  ops::LaunchCounts launches;  // of the candidate, each time
   struct Answer {
     std::string candidate, reason;
     bool accepted = false;

@@ -27,8 +27,10 @@ TEST(OpenClPrograms, WereMeasuredOnTheSourcesOfThisBuild) {
 TEST(OpenClPrograms, EveryUnitOfThisBuildIsMeasured) {
   std::set<std::string> units;
   for (const MeasuredSource& source : declarations().sources) units.emplace(source.unit);
-  for (const SourceFile& file : source_files())
-    if (file.name.ends_with(".cl")) EXPECT_TRUE(units.contains(std::string(file.name.substr(0, file.name.find('.'))))) << file.name;
+  for (const SourceFile& file : source_files()) {
+    if (!file.name.ends_with(".cl")) continue;
+    EXPECT_TRUE(units.contains(std::string(file.name.substr(0, file.name.find('.'))))) << file.name;
+  }
 }
 
 TEST(OpenClPrograms, AreReadFieldByField) {

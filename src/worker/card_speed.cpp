@@ -1,0 +1,177 @@
+#include "worker/card_speed.h"
+
+#include "backends/platforms.h"
+#include "worker/decode_speed.h"
+
+namespace quern::worker {
+namespace {
+
+constexpr double kLanes = 16;
+
+/// Of an op with several problems, the choice with the most launches, which is the one that mixes schemes.
+int64_t launches_of(const ExecutionPlan& plan, std::string_view op, ops::RowKind kind) {
+  int64_t most = 0;
+  for (const OpChoice& choice : plan.choices)
+    if (choice.op == op) most = std::max<int64_t>(most, kind == ops::RowKind::kDecode ? choice.launches.decode : choice.launches.prompt);
+  return most;
+}
+
+std::string_view candidate_of(const ExecutionPlan& plan, std::string_view op) {
+  for (const OpChoice& choice : plan.choices)
+    if (choice.op == op) return choice.candidate;
+  return {};
+}
+
+/// Of a prompt the last row alone has logits.
+int64_t logit_rows(const StepShape& shape) { return shape.kind == ops::RowKind::kDecode ? shape.num_rows() : shape.num_sequences; }
+
+void add_weights(const ExecutionPlan& plan, const RankPart& part, const StepShape& shape, RankWork& work) {
+  for (const auto& [name, linear] : part.inventory.linears) {
+    const std::string_view op = op_that_reads(name, plan.config.tie_word_embeddings);
+    if (op.empty() || (op == "head" && !part.last_stage)) continue;
+    const int64_t rows = op == "head" ? logit_rows(shape) : shape.num_rows();
+    const ops::RowKind kind = op == "head" ? ops::RowKind::kDecode : shape.kind;
+    const auto bytes = static_cast<double>(linear.packed_bytes());
+    const auto pass = backends::weight_pass(candidate_of(plan, op), ops::stored_dtype(linear.scheme), kind, rows);
+    work.weight_bytes += bytes * static_cast<double>(pass ? ceil_div(rows, int64_t{pass->read_rows}) : 1);
+    if (pass) work.weight_slots += bytes * pass->slots_per_byte * static_cast<double>(ceil_div(rows, int64_t{pass->turn_rows}));
+  }
+}
+
+void add_mixers(const ExecutionPlan& plan, const RankPart& part, const StepShape& shape, RankWork& work) {
+  const model::ModelConfig& c = part.config;
+  const auto gdn_layers = static_cast<double>(c.num_linear_layers()), attention_layers = static_cast<double>(c.num_attention_layers());
+  const auto sequences = static_cast<double>(shape.num_sequences), rows = static_cast<double>(shape.num_rows()), rows_each = static_cast<double>(shape.rows_each);
+  constexpr double kGrid = ops::kGrid;
+
+  const auto d_k = static_cast<double>(c.linear_key_head_dim), d_v = static_cast<double>(c.linear_value_head_dim), v_heads = static_cast<double>(c.linear_num_value_heads);
+  const double state_bytes = v_heads * d_k * d_v * 4;
+  const double ring_bytes = kGrid / 2 * (static_cast<double>(c.linear_num_key_heads) * d_k + v_heads * d_v) * static_cast<double>(dtype_size(plan.ring));  // half full on average
+  work.mixer_bytes += gdn_layers * sequences * (state_bytes + ring_bytes + rows_each / kGrid * state_bytes);                                              // every 64 rows it is written
+  // Per row and head: S^T k, S^T q and a row's share of the fold; the rows of half a ring by k and q, and their sums.
+  work.gdn_products += gdn_layers * rows * v_heads * (3 * d_k * d_v + kGrid / 2 * 2 * (d_k + d_v));
+  work.gdn_groups = shape.num_sequences * c.linear_num_value_heads;
+
+  const double keys = std::max(static_cast<double>(shape.context) - (rows_each - 1) / 2, 1.0);  // of an average row
+  const double key_bytes = 2 * static_cast<double>(c.num_key_value_heads * c.head_dim) * static_cast<double>(dtype_size(plan.kv));
+  work.mixer_bytes += attention_layers * sequences * static_cast<double>(shape.context) * key_bytes;
+  work.attention_products += attention_layers * rows * keys * 2 * static_cast<double>(c.num_attention_heads * c.head_dim);
+}
+
+void add_launches(const ExecutionPlan& plan, const RankPart& part, const StepShape& shape, RankWork& work) {
+  const auto of = [&](std::string_view op) { return launches_of(plan, op, shape.kind); };
+  const int64_t attention = part.config.num_attention_layers(), gdn = part.config.num_linear_layers();
+  work.launches += attention * (of("attn_in") + of("attention") + of("out_residual")) + gdn * (of("gdn_in") + of("gdn_mix") + of("out_residual")) +
+                   (attention + gdn) * (of("mlp_in") + of("down_residual")) + of("state_copy");
+  if (part.first_stage) work.launches += of("embed");
+  if (part.last_stage) work.launches += of("head") + of("sample");
+}
+
+void add_exchanges(const ExecutionPlan& plan, const RankPart& part, const StepShape& shape, RankWork& work) {
+  const double row_bytes = static_cast<double>(plan.config.hidden_size) * static_cast<double>(dtype_size(plan.activation)), rows = static_cast<double>(shape.num_rows());
+  if (!part.last_stage) work.hand_over_bytes = rows * row_bytes;
+  if (part.tp_size == 1) return;
+  work.all_reduces = 2 * part.config.num_layers() + (part.first_stage ? 1 : 0);  // after mixer and MLP; the embedding's rows, shared out by token
+  work.all_reduce_bytes = rows * row_bytes * (part.tp_size - 1);
+  if (part.last_stage) work.gather_bytes = static_cast<double>(logit_rows(shape)) * static_cast<double>(plan.config.vocab_size) * sizeof(float) * (part.tp_size - 1) / part.tp_size;
+}
+
+}  // namespace
+
+RankWork rank_work(const ExecutionPlan& plan, const RankPart& part, const StepShape& shape) {
+  RankWork work;
+  add_weights(plan, part, shape, work);
+  add_mixers(plan, part, shape, work);
+  add_launches(plan, part, shape, work);
+  add_exchanges(plan, part, shape, work);
+  return work;
+}
+
+RankWork draft_work(const ExecutionPlan& plan, const RankPart& part) {
+  RankWork work;
+  for (const auto& [name, linear] : part.inventory.linears) {
+    const bool head = op_that_reads(name, plan.config.tie_word_embeddings) == "head";
+    if (!head && !name.starts_with("mtp.")) continue;
+    const auto bytes = static_cast<double>(linear.packed_bytes());
+    const auto pass = backends::weight_pass(candidate_of(plan, head ? "head" : "mtp_in"), ops::stored_dtype(linear.scheme), ops::RowKind::kDecode, 1);
+    work.weight_bytes += bytes;
+    if (pass) work.weight_slots += bytes * pass->slots_per_byte;
+  }
+  for (const std::string_view op : {"embed", "mtp_in", "attn_in", "attention", "out_residual", "mlp_in", "down_residual", "head", "sample", "draft_rows"})
+    work.launches += launches_of(plan, op, ops::RowKind::kDecode);
+  RankWork exchanged;
+  add_exchanges(plan, part, {}, exchanged);
+  if (part.tp_size > 1) {
+    work.all_reduces = 3;  // embedding, mixer, MLP
+    work.all_reduce_bytes = exchanged.all_reduce_bytes;
+    work.gather_bytes = exchanged.gather_bytes;
+  }
+  return work;
+}
+
+StepTerms step_terms(const RankWork& work, const CardRates& card, ops::RowKind kind, const SpeedAssumptions& assumed) {
+  StepTerms terms;
+  const double bandwidth = assumed.read_share * card.read_bandwidth;
+  const auto exchange = [&](double bytes) { return std::max(assumed.all_reduce_seconds, bytes / assumed.exchange_bytes_per_second); };
+  terms.weight_read = work.weight_bytes / bandwidth;
+  terms.weight_issue = work.weight_slots / card.issue_rate / (kind == ops::RowKind::kPrompt ? assumed.prompt_share : 1);
+  terms.mixer_read = work.mixer_bytes / bandwidth;
+  const double products = kLanes * card.issue_rate * assumed.mixer_share;
+  const double busy = std::min(static_cast<double>(work.gdn_groups) / std::max(card.num_cores, 1), 1.0);
+  terms.mixer_issue = work.attention_products / products + (work.gdn_products > 0 ? work.gdn_products / (products * busy) : 0);
+  terms.launches = static_cast<double>(work.launches) * assumed.launch_seconds;
+  terms.all_reduces = static_cast<double>(work.all_reduces) * exchange(work.all_reduce_bytes);
+  terms.gather = work.gather_bytes > 0 ? exchange(work.gather_bytes) : 0;
+  terms.hand_over = work.hand_over_bytes > 0 ? exchange(work.hand_over_bytes) : 0;
+  return terms;
+}
+
+namespace {
+
+CardRates rates_of(const ops::DeviceTraits& traits) { return {traits.read_bandwidth, backends::issue_rate(traits), traits.num_cores}; }
+
+using Stages = std::vector<std::vector<RankPart>>;
+Stages stages_of(const ExecutionPlan& plan) { return {{RankPart{plan.config, plan.inventory, plan.traits, 1, true, true}}}; }
+
+/// Of the slowest rank of a stage.
+template <class Work>
+CardSpeed::Stage slowest(const std::vector<RankPart>& ranks, ops::RowKind kind, const SpeedAssumptions& assumed, const Work& work_of) {
+  CardSpeed::Stage found;
+  for (const RankPart& part : ranks) {
+    CardSpeed::Stage stage{work_of(part), rates_of(part.traits), {}};
+    stage.terms = step_terms(stage.work, stage.card, kind, assumed);
+    if (stage.terms.seconds() >= found.terms.seconds()) found = stage;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::optional<CardSpeed> card_speed(const ExecutionPlan& plan, const SpeedAssumptions& assumed) {
+  const Stages stages = stages_of(plan);
+  for (const auto& ranks : stages)
+    for (const RankPart& part : ranks)
+      if (rates_of(part.traits).issue_rate <= 0 || part.traits.read_bandwidth <= 0) return std::nullopt;
+  if (!plan.refusals().empty()) return std::nullopt;
+  CardSpeed speed;
+  speed.assumed = assumed;
+  const auto stage_of = [&](size_t stage, const StepShape& shape) { return slowest(stages[stage], shape.kind, assumed, [&](const RankPart& part) { return rank_work(plan, part, shape); }); };
+  const auto seconds = [&](const StepShape& shape) {  // through all stages
+    double sum = 0;
+    for (size_t stage = 0; stage < stages.size(); ++stage) sum += stage_of(stage, shape).terms.seconds();
+    return sum;
+  };
+  for (size_t stage = 0; stage < stages.size(); ++stage) speed.stages.push_back(stage_of(stage, {}));
+  speed.decode_seconds = seconds({});
+  for (int drafts = 1; drafts <= 4; ++drafts) speed.verify_seconds[drafts - 1] = seconds({.rows_each = 1 + drafts});
+  constexpr int32_t kSequences = 16, kPrompt = 512;
+  const auto num_groups = static_cast<int32_t>(stages.size());
+  double longest = 0;
+  for (size_t stage = 0; stage < stages.size(); ++stage) longest = std::max(longest, stage_of(stage, {.num_sequences = (kSequences + num_groups - 1) / num_groups}).terms.seconds());
+  speed.decode_seconds_16 = num_groups * longest;
+  speed.prompt_seconds = seconds({.kind = ops::RowKind::kPrompt, .rows_each = kPrompt, .context = kPrompt});
+  if (plan.with_mtp) speed.draft_seconds = slowest(stages.back(), ops::RowKind::kDecode, assumed, [&](const RankPart& part) { return draft_work(plan, part); }).terms.seconds();
+  return speed;
+}
+
+}  // namespace quern::worker
