@@ -8,13 +8,16 @@
 #include <cstdio>
 #include <memory>
 
+#include "app/app.h"
 #include "app/build_info.h"
 #include "app/commands.h"
 #include "app/doctor.h"
 #include "app/doctor_findings.h"
 #include "app/exit_code.h"
 #include "app/format.h"
+#include "app/hardware_report.h"
 #include "app/machine.h"
+#include "app/model_options.h"
 #include "base/file.h"
 #include "worker/start.h"
 
@@ -151,15 +154,55 @@ std::string as_text(const Json& found) {
 
 }  // namespace
 
-Command doctor_command() {
-  auto json = std::make_shared<bool>(false);
-  Command command{.name = "doctor", .summary = "This machine, its devices and this build, for bug reports"};
-  command.groups.push_back({"Output", {{"--json", "", "Print JSON", to_flag(*json)}}});
-  command.run = [json]() -> int {
-    const Json found = examine_machine();
-    fmt::print("{}\n", *json ? found.dump(2) : as_text(found));
-    return kSuccess;
+namespace {
+
+struct DoctorOptions {
+  bool json = false;
+  std::filesystem::path report;
+  HardwareReportOptions hardware;
+};
+
+/// A repeatable name.
+Setter to_names(std::vector<std::string>& names) {
+  return [&names](std::string_view text) -> Result<void> {
+    names.emplace_back(text);
+    return {};
   };
+}
+
+int run_doctor(const DoctorOptions& options) {
+  if (options.report.empty()) {
+    const Json found = examine_machine();
+    fmt::print("{}\n", options.json ? found.dump(2) : as_text(found));
+    return kSuccess;
+  }
+  const auto report = hardware_report(options.hardware);
+  const Result<void> written = !report ? report.error() : write_file(options.report, report->dump(2) + "\n");
+  if (!written) {
+    print_error(written.error());
+    return kFailure;
+  }
+  for (const Json& line : (*report)["summary"]) fmt::print("{}\n", line.get<std::string>());
+  fmt::print("\n{} holds this and the details: no names of host, user or files. Please look through it and attach it to an issue.\n", options.report.string());
+  return kSuccess;
+}
+
+}  // namespace
+
+Command doctor_command() {
+  auto options = std::make_shared<DoctorOptions>();
+  Command command{.name = "doctor", .summary = "This machine, its devices and this build, for bug reports"};
+  command.groups.push_back({"Output",
+                            {{"--json", "", "Print JSON", to_flag(options->json)},
+                             {"--hardware-report", "FILE", "Measure the cards, which takes a minute or two each, and write what was found to FILE, to be sent to us", to_path(options->report)}}});
+  command.groups.push_back({"Hardware report",
+                            {{"--device", "NAME", "Measure this device; may be repeated (default: all cards that can be used, or the CPU where there is none)", to_names(options->hardware.devices), true},
+                             {"--model", "DIR", "Decode with this model, too", to_path(options->hardware.model_dir)},
+                             {"--demo-model", "DIR", "The demo model (default: where a checkout or an installation has it)", to_path(options->hardware.demo_dir)},
+                             {"--threads", "N", "CPU threads (default: one per core)", to_integer(options->hardware.num_threads, 1, 4096)},
+                             {"--quick", "", "Small weights and buffers: whether all of it works, in seconds", to_flag(options->hardware.quick)},
+                             log_level_option()}});
+  command.run = [options] { return run_doctor(*options); };
   return command;
 }
 

@@ -18,8 +18,8 @@ constexpr int64_t kCaps[] = {512, 2048};
 /// Visits the problems and tests what `select` chooses for each under the rules, as the KernelCache will.
 class Tester {
  public:
-  Tester(const ops::KernelTable& table, ops::SelectionRules rules, ops::Device& device, ops::Stream& stream)
-      : table_(table), rules_(std::move(rules)), device_(device), stream_(stream) {}
+  Tester(const ops::KernelTable& table, ops::SelectionRules rules, ops::Device& device, ops::Stream& stream, std::vector<std::vector<int32_t>> row_counts)
+      : table_(table), rules_(std::move(rules)), device_(device), stream_(stream), row_counts_(std::move(row_counts)) {}
 
   template <class Op>
   void operator()(const typename Op::Problem& problem, const std::string&) {
@@ -65,17 +65,20 @@ class Tester {
     const auto made = candidate.make(problem, device_);
     if (!made) return fmt::format("cannot be made: {}", made.error().message);
     ASSIGN_OR_RETURN(const auto reference, plain.make(problem, device_));
-    ASSIGN_OR_RETURN(const auto expected, outputs<Op>(plain.name, problem, *reference));
-    for (const selftest::Output& output : expected)
-      if (std::none_of(output.values.begin(), output.values.end(), [](float value) { return std::isfinite(value); }))
-        return make_error(ErrorCode::kInternal, "{} cannot be used on {}: {} {}, {}, has no finite value", plain.name, device_.traits().name, Op::kName,
-                          describe(problem), output.name);
-    ASSIGN_OR_RETURN(const auto actual, outputs<Op>(candidate.name, problem, **made));
-    return selftest::difference(expected, actual);
+    for (const std::vector<int32_t>& rows : row_counts_) {
+      ASSIGN_OR_RETURN(const auto expected, outputs<Op>(plain.name, problem, *reference, rows));
+      for (const selftest::Output& output : expected)
+        if (std::none_of(output.values.begin(), output.values.end(), [](float value) { return std::isfinite(value); }))
+          return make_error(ErrorCode::kInternal, "{} cannot be used on {}: {} {}, {}, has no finite value", plain.name, device_.traits().name, Op::kName,
+                            describe(problem), output.name);
+      ASSIGN_OR_RETURN(const auto actual, outputs<Op>(candidate.name, problem, **made, rows));
+      if (std::string found = selftest::difference(expected, actual); !found.empty()) return found;
+    }
+    return std::string();
   }
   template <class Op>
-  Result<std::vector<selftest::Output>> outputs(std::string_view name, const typename Op::Problem& problem, const typename Op::Kernel& kernel) {
-    Trial trial(device_, stream_);
+  Result<std::vector<selftest::Output>> outputs(std::string_view name, const typename Op::Problem& problem, const typename Op::Kernel& kernel, const std::vector<int32_t>& rows) {
+    Trial trial(device_, stream_, rows);
     if (auto done = selftest::run(problem, kernel, trial); !done) return done.error().with_context(fmt::format("self-test of {} {}", Op::kName, name));
     return trial.take();
   }
@@ -84,6 +87,7 @@ class Tester {
   ops::SelectionRules rules_;
   ops::Device& device_;
   ops::Stream& stream_;
+  std::vector<std::vector<int32_t>> row_counts_;
   std::set<std::string> tested_;
   SelfTestReport report_;
   size_t num_known_ = 0;
@@ -149,11 +153,14 @@ Result<void> check_e4m3(const ExecutionPlan& plan, const ops::KernelTable& table
 
 }  // namespace
 
-Result<SelfTestReport> self_test(const ExecutionPlan& plan, const ops::KernelTable& table, const ops::SelectionRules& rules, ops::Device& device) {
+Result<SelfTestReport> self_test(const ExecutionPlan& plan, const ops::KernelTable& table, const ops::SelectionRules& rules, ops::Device& device,
+                                 const std::vector<std::vector<int32_t>>& row_counts) {
   ASSIGN_OR_RETURN(const auto stream, device.make_stream());
   RETURN_IF_ERROR(check_e4m3(plan, table, device, *stream));
   const Problems problems(plan.config, plan.inventory, {plan.activation, plan.kv, plan.ring, plan.options.k_max});
-  Tester tester(table, rules, device, *stream);
+  std::vector<std::vector<int32_t>> rows = row_counts;
+  if (rows.empty()) rows.push_back(selftest::kRowCounts);
+  Tester tester(table, rules, device, *stream, std::move(rows));
   do problems.for_each(plan.with_mtp, tester);
   while (tester.found_more());
   return tester.take();

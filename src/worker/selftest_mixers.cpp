@@ -54,7 +54,7 @@ Result<void> run(const ops::Attention::Problem& p, const ops::Attention::Kernel&
     kernel.enqueue(step.rows, query, gate, kv, first_index, {p.out, out, {}}, launch);
     return trial.keep(label, out, trial.bound(kAttentionRoundings, p.activation));
   };
-  RETURN_IF_ERROR(for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) { return attend(two_runs(kind, n), 0, label); }));
+  RETURN_IF_ERROR(trial.for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) { return attend(two_runs(kind, n), 0, label); }));
   return attend(two_runs(ops::RowKind::kDecode, 3), 1, "3 decode rows from index 1 on");
 }
 
@@ -132,7 +132,7 @@ Result<void> run(const ops::GdnMix::Problem& p, const ops::GdnMix::Kernel& kerne
   const auto one_run = [](ops::RowKind kind, int32_t n, bool committed) {
     return std::vector<ops::RowRun>{{.slot = 2, .num_rows = n, .kind = kind, .committed = committed}};
   };
-  RETURN_IF_ERROR(for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) { return mix(two_runs(kind, n), label); }));
+  RETURN_IF_ERROR(trial.for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) { return mix(two_runs(kind, n), label); }));
   // A verify across a boundary, and the step that finds its fold due.
   const auto to_boundary = static_cast<int32_t>(ops::kGrid) - 1 - positions.cursor[2] % static_cast<int32_t>(ops::kGrid);
   if (to_boundary > 0) RETURN_IF_ERROR(mix(one_run(ops::RowKind::kDecode, to_boundary, true), "decode rows up to a boundary"));

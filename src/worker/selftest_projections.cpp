@@ -62,7 +62,7 @@ Result<void> run(const ops::AttnIn::Problem& p, const ops::AttnIn::Kernel& kerne
     for (const ops::RowRun& run : step.runs) positions.cursor[static_cast<size_t>(run.slot)] += run.num_rows;
     return {};
   };
-  RETURN_IF_ERROR(for_each_batch(project));
+  RETURN_IF_ERROR(trial.for_each_batch(project));
   // Keys and values that differ are rounded apart by both kernels. On an H200 quantised activations and an e4m3 cache gave 4.3 such errors in the worst row.
   const double kv_bound = p.kv == DType::kE4M3 ? trial.bound(kRoundings, p.activation, {p.q.scheme, p.k.scheme, p.v.scheme}, 3) + 2 * rounding_error(DType::kE4M3) : bound;
   RETURN_IF_ERROR(trial.keep("keys", kv.k, kv_bound));
@@ -77,7 +77,7 @@ Result<void> run(const ops::GdnIn::Problem& p, const ops::GdnIn::Kernel& kernel,
   ASSIGN_OR_RETURN(weights.b, trial.linear(p.b));
   ASSIGN_OR_RETURN(weights.a, trial.linear(p.a));
   ASSIGN_OR_RETURN(const ops::Buffer* packed, trial.pack(kernel, [&](ops::Buffer& buffer) { kernel.pack(weights, buffer, trial.stream()); }));
-  return for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
+  return trial.for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
     ASSIGN_OR_RETURN(const Step step, trial.step(two_runs(kind, n), kAnywhere));
     ASSIGN_OR_RETURN(const ops::TensorView x, trial.uniform(p.activation, {n, p.hidden}, -2, 2));
     ops::GdnInputs out;
@@ -97,7 +97,7 @@ Result<void> run(const ops::GdnIn::Problem& p, const ops::GdnIn::Kernel& kernel,
 Result<void> run(const ops::LinearResidual::Problem& p, const ops::LinearResidual::Kernel& kernel, Trial& trial) {
   ASSIGN_OR_RETURN(const ops::LinearSource weight, trial.linear(p.linear));
   ASSIGN_OR_RETURN(const ops::Buffer* packed, trial.pack(kernel, [&](ops::Buffer& buffer) { kernel.pack(weight, buffer, trial.stream()); }));
-  return for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
+  return trial.for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
     ASSIGN_OR_RETURN(const Step step, trial.step(two_runs(kind, n), kAnywhere));
     ASSIGN_OR_RETURN(const ops::Activation in, activations(trial, p.in, p.activation, n, p.linear.in_features, 2));
     ASSIGN_OR_RETURN(const ops::TensorView x, trial.uniform(p.activation, {n, p.linear.out_features}, -1, 1));
@@ -113,7 +113,7 @@ Result<void> run(const ops::MlpIn::Problem& p, const ops::MlpIn::Kernel& kernel,
   ASSIGN_OR_RETURN(weights.gate, trial.linear(p.gate));
   ASSIGN_OR_RETURN(weights.up, trial.linear(p.up));
   ASSIGN_OR_RETURN(const ops::Buffer* packed, trial.pack(kernel, [&](ops::Buffer& buffer) { kernel.pack(weights, buffer, trial.stream()); }));
-  return for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
+  return trial.for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
     ASSIGN_OR_RETURN(const Step step, trial.step(two_runs(kind, n), kAnywhere));
     ASSIGN_OR_RETURN(const ops::TensorView x, trial.uniform(p.activation, {n, p.hidden}, -2, 2));
     ASSIGN_OR_RETURN(const ops::Activation out, activations(trial, p.out, p.activation, n, p.intermediate, 0));
@@ -129,7 +129,7 @@ Result<void> run(const ops::MtpIn::Problem& p, const ops::MtpIn::Kernel& kernel,
   ASSIGN_OR_RETURN(weights.norm_hidden, trial.norm(p.activation, p.hidden));
   ASSIGN_OR_RETURN(weights.fc, trial.linear(p.fc));
   ASSIGN_OR_RETURN(const ops::Buffer* packed, trial.pack(kernel, [&](ops::Buffer& buffer) { kernel.pack(weights, buffer, trial.stream()); }));
-  return for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
+  return trial.for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
     ASSIGN_OR_RETURN(const Step step, trial.step(two_runs(kind, n), kAnywhere));
     ASSIGN_OR_RETURN(const ops::TensorView embedding, trial.uniform(p.activation, {n, p.hidden}, -0.1f, 0.1f));
     ASSIGN_OR_RETURN(const ops::TensorView hidden, trial.uniform(p.activation, {n, p.hidden}, -2, 2));
@@ -144,7 +144,7 @@ Result<void> run(const ops::Head::Problem& p, const ops::Head::Kernel& kernel, T
   ASSIGN_OR_RETURN(const ops::TensorView norm, trial.norm(DType::kF32, p.hidden));
   ASSIGN_OR_RETURN(const ops::LinearSource lm_head, trial.linear(p.lm_head));
   ASSIGN_OR_RETURN(const ops::Buffer* packed, trial.pack(kernel, [&](ops::Buffer& buffer) { kernel.pack(lm_head, buffer, trial.stream()); }));
-  return for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
+  return trial.for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
     std::vector<int32_t> logit_rows{n - 1};
     if (n > 1) logit_rows = {0, n / 2, n - 1};
     ASSIGN_OR_RETURN(const ops::TensorView named, trial.ints({static_cast<int64_t>(logit_rows.size())}, logit_rows));

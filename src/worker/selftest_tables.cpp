@@ -12,7 +12,7 @@ Result<void> run(const ops::Embed::Problem& p, const ops::Embed::Kernel& kernel,
   ASSIGN_OR_RETURN(const ops::Buffer* packed, trial.pack(kernel, [&](ops::Buffer& buffer) { kernel.pack(table, buffer, trial.stream()); }));
   const Positions positions{.cursor = {1150, 0, 579}, .boundary = {1088, 0, 576}};
   const auto vocab = static_cast<int32_t>(p.vocab_size);
-  return for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
+  return trial.for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
     ASSIGN_OR_RETURN(Step step, trial.step(two_runs(kind, n), positions));
     ops::Rows& rows = step.rows;
     ASSIGN_OR_RETURN(rows.tokens, trial.unwritten(DType::kI32, rows.tokens.shape));

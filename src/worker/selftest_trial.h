@@ -52,22 +52,24 @@ struct Step {
 /// `num_rows` rows of one kind: at first most of them in slot 2, then up to three in slot 0.
 std::vector<ops::RowRun> two_runs(ops::RowKind kind, int32_t num_rows);
 
-/// Calls visit(kind, num_rows, label) for both kinds and for one row, a few, one past a tile, and prompt rows of several; stops at an error.
-template <class Visit>
-Result<void> for_each_batch(Visit&& visit) {
-  for (const ops::RowKind kind : {ops::RowKind::kPrompt, ops::RowKind::kDecode})
-    for (const int32_t num_rows : {1, 3, 65, 193}) {
-      if (num_rows > 65 && kind == ops::RowKind::kDecode) continue;
-      RETURN_IF_ERROR(visit(kind, num_rows, fmt::format("{} {} row{}", num_rows, kind == ops::RowKind::kPrompt ? "prompt" : "decode",
-                                                        num_rows == 1 ? "" : "s")));
-    }
-  return {};
-}
+/// One row, a few, one past a tile, and prompt rows of several. Rows of a list go on from each other: some 350 in all fit the tables above.
+inline const std::vector<int32_t> kRowCounts = {1, 3, 65, 193};
 
 /// One run of one kernel: inputs that are random but the same for each candidate, and the outputs it kept. Owns the device memory of both.
 class Trial {
  public:
-  Trial(ops::Device& device, ops::Stream& stream) : device_(device), stream_(stream) {}
+  Trial(ops::Device& device, ops::Stream& stream, std::vector<int32_t> row_counts = kRowCounts) : device_(device), stream_(stream), row_counts_(std::move(row_counts)) {}
+
+  /// Calls visit(kind, num_rows, label) for both kinds and each number of rows, decode rows up to 65; stops at an error.
+  template <class Visit>
+  Result<void> for_each_batch(Visit&& visit) const {
+    for (const ops::RowKind kind : {ops::RowKind::kPrompt, ops::RowKind::kDecode})
+      for (const int32_t num_rows : row_counts_) {
+        if (num_rows > 65 && kind == ops::RowKind::kDecode) continue;
+        RETURN_IF_ERROR(visit(kind, num_rows, fmt::format("{} {} row{}", num_rows, kind == ops::RowKind::kPrompt ? "prompt" : "decode", num_rows == 1 ? "" : "s")));
+      }
+    return {};
+  }
 
   /// value(i) is element i; rounded to the dtype.
   template <class Value>
@@ -125,6 +127,7 @@ class Trial {
 
   ops::Device& device_;
   ops::Stream& stream_;
+  std::vector<int32_t> row_counts_;
   SplitMix64 random_{0x7175657266u};
   std::vector<std::unique_ptr<ops::Buffer>> buffers_;
   std::vector<Output> outputs_;
