@@ -86,6 +86,8 @@ Json as_json(const DriverFacts& facts) {
 
 }  // namespace
 
+std::vector<std::string> machine_findings() { return findings(look_at_drivers()); }
+
 Json examine_machine() {
   const Machine machine = inspect_machine();
   const BuildInfo build = build_info();

@@ -148,7 +148,8 @@ std::string layouts_as_text(std::vector<Layout> layouts) {
       many = &l;
     }
   }
-  if (many != nullptr) text += fmt::format("fastest for one sequence: {}; for 16 together: {}", layout_name(layouts.front().plan), layout_name(many->plan));
+  text.pop_back();
+  if (many != nullptr) text += fmt::format("\nfastest for one sequence: {}; for 16 together: {}", layout_name(layouts.front().plan), layout_name(many->plan));
   return text;
 }
 
