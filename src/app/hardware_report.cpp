@@ -66,12 +66,13 @@ Result<Json> decode_bench(const HardwareReportOptions& options, const std::strin
   ASSIGN_OR_RETURN(const BenchEngine bench, start_bench_engine(model, 1, prompt + output, true));
   const std::vector<BenchRequest> request{{random_prompt(1, prompt, bench.engine->limits().vocab_size), output, 1}};
   if (!options.quick) RETURN_IF_ERROR(run_requests(*bench.engine, request));
-  ASSIGN_OR_RETURN(const std::vector<BenchTimes> times, run_requests(*bench.engine, request));
+  ASSIGN_OR_RETURN(const BenchRun run, run_requests(*bench.engine, request));
+  const BenchTimes& times = run.times[0];
   return Json{{"model", model_dir.filename().string()},
               {"input_tokens", prompt},
               {"output_tokens", output},
-              {"first_token_seconds", times[0].first_token},
-              {"decode_tokens_per_second", (times[0].num_tokens - 1) / (times[0].last_token - times[0].first_token)},
+              {"first_token_seconds", times.first_token},
+              {"decode_tokens_per_second", (times.num_tokens - 1) / (times.last_token - times.first_token)},
               {"expected_decode_tokens_per_second", bench.plan.expected_decode_tokens_per_second},
               {"counters", bench_counters(bench.engine->stats())}};
 }
