@@ -58,6 +58,22 @@ class BoundedQueue {
     return take(lock);
   }
 
+  /// As pop, but returns nothing when wake() was called since it last did so.
+  std::optional<T> pop_or_wake() {
+    std::unique_lock lock(mutex_);
+    not_empty_.wait(lock, [&] { return closed_ || woken_ || !items_.empty(); });
+    woken_ = false;
+    return take(lock);
+  }
+  /// The pop_or_wake() under way returns, or else the next one does not wait. For a queue with one consumer.
+  void wake() {
+    {
+      std::lock_guard lock(mutex_);
+      woken_ = true;
+    }
+    not_empty_.notify_one();
+  }
+
   /// No further values are taken; what is inside can still be popped.
   void close() {
     {
@@ -88,7 +104,7 @@ class BoundedQueue {
   mutable std::mutex mutex_;
   std::condition_variable not_empty_, not_full_;
   std::deque<T> items_;
-  bool closed_ = false;
+  bool closed_ = false, woken_ = false;
 };
 
 }  // namespace quern

@@ -39,7 +39,9 @@ Budget resolve_budget(const EngineOptions& options, const worker::WorkerLimits& 
     log_info("long_prefill_token_threshold {} becomes {}: prompts are cut every {} tokens", options.long_prefill_token_threshold, prompt_rows,
              kBlockSize);
   }
-  return {seqs, tokens, prompt_rows};
+  const int32_t steps = std::max(options.steps_in_flight, 1);
+  if (steps == 1 || limits.num_stages == 1) return {seqs, tokens, prompt_rows, steps, 1};
+  return {seqs, tokens, prompt_rows, limits.num_stages + 1, limits.num_stages};
 }
 
 }  // namespace quern::engine

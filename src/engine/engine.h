@@ -18,7 +18,7 @@ struct EngineOptions {
   int32_t max_num_seqs = 0;            // 0: as many as the workers have slots
   int32_t max_num_batched_tokens = 0;  // rows of one step; 0: the workers' limit
   int32_t max_queue_len = 1024;        // waiting requests; one more is refused with kResourceExhausted
-  int32_t steps_in_flight = 2;         // 1: synchronous; 2: step n + 1 is enqueued before step n's tokens arrive
+  int32_t steps_in_flight = 2;         // 1: synchronous; 2: step n + 1 is enqueued before step n's tokens arrive. Workers that form a pipeline get as many as keep its stages busy
   int32_t long_prefill_token_threshold = 0;  // rows of one prompt in a step, at most; 0: as many as there is room for
   PrefixCacheOptions prefix_cache;
   SpeculationOptions speculation;

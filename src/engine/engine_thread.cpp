@@ -30,7 +30,7 @@ Overloaded(F...) -> Overloaded<F...>;
 
 EngineThread::EngineThread(std::unique_ptr<worker::WorkerGroup> workers, const EngineOptions& options, const Budget& budget)
     : workers_(std::move(workers)),
-      max_steps_in_flight_(static_cast<size_t>(std::max(options.steps_in_flight, 1))),
+      max_steps_in_flight_(static_cast<size_t>(budget.max_steps_in_flight)),
       inbox_(std::make_shared<Inbox>(budget.max_num_seqs, options.max_queue_len)),
       scheduler_(workers_->limits(), budget, options.prefix_cache, options.speculation) {
   publish();
@@ -93,9 +93,19 @@ void EngineThread::run() {
       if (!open) return;
       continue;
     }
-    handle(asleep([&] { return workers_->wait(); }));
-    send_masks();
+    if (std::optional<worker::StepResult> result = asleep([&] { return wait(open); })) {
+      handle(*std::move(result));
+      send_masks();
+    }
   }
+}
+
+/// The result of the oldest step. Nothing if something has come to the inbox meanwhile that might run beside the steps in flight: of a pipeline's stages the first may have nothing
+/// to do long before the last is done.
+std::optional<worker::StepResult> EngineThread::wait(bool open) {
+  if (!open || in_flight_.size() >= max_steps_in_flight_) return workers_->wait();
+  if (!inbox_->listen([this] { workers_->wake(); })) return std::nullopt;
+  return workers_->wait_or_wake();
 }
 
 void EngineThread::apply(Command& command) {
@@ -121,7 +131,7 @@ void EngineThread::stop_at(Sequence& sequence, int32_t completion_tokens) {
 
 /// Plans the next step and hands it to the workers. False when nothing can go on.
 bool EngineThread::submit_step() {
-  std::optional<PlannedStep> step = scheduler_.plan();
+  std::optional<PlannedStep> step = scheduler_.plan(static_cast<int32_t>(in_flight_.size()));
   if (!step) return false;
   const bool masks_due = std::any_of(step->runs.begin(), step->runs.end(), [](const PlannedRun& run) { return run.mask_pending; });
   in_flight_.push_back({step->plan.step, std::move(step->runs), step->decode_depth, masks_due});
@@ -129,13 +139,19 @@ bool EngineThread::submit_step() {
   return true;
 }
 
-/// A grammar's mask is known once all earlier tokens are, that is, when the step is the oldest in flight.
+/// A grammar's mask is known once all earlier tokens are, that is, when no older step in flight names the sequence. Masks go in the order of
+/// the steps that wait for them.
 void EngineThread::send_masks() {
-  if (in_flight_.empty() || !std::exchange(in_flight_.front().masks_due, false)) return;
-  worker::StepMasks masks{.step = in_flight_.front().step};
-  for (const PlannedRun& run : in_flight_.front().runs)
-    if (run.mask_pending) masks.rows.emplace_back(run.sequence->slot->index(), make_masks(*run.sequence, run));
-  workers_->submit_masks(std::move(masks));
+  for (StepInFlight& step : in_flight_) {
+    if (!step.masks_due) continue;
+    const auto known = [&](const PlannedRun& run) { return !run.mask_pending || run.sequence->in_flight.front().step == step.step; };
+    if (!std::all_of(step.runs.begin(), step.runs.end(), known)) return;
+    step.masks_due = false;
+    worker::StepMasks masks{.step = step.step};
+    for (const PlannedRun& run : step.runs)
+      if (run.mask_pending) masks.rows.emplace_back(run.sequence->slot->index(), make_masks(*run.sequence, run));
+    workers_->submit_masks(std::move(masks));
+  }
 }
 
 /// One mask for every token that the run may draw: each as if the drafts before it had been accepted.

@@ -19,7 +19,7 @@
 namespace quern::engine {
 
 /// The engine: a scheduler, the steps in flight, and the thread that moves them. It sleeps while nothing is asked of it; while steps are in
-/// flight it waits for the oldest, and looks into its inbox between steps.
+/// flight it waits for the oldest, and looks into its inbox between steps, or as soon as something comes while another step might begin.
 class EngineThread final : public Engine {
  public:
   EngineThread(std::unique_ptr<worker::WorkerGroup> workers, const EngineOptions& options, const Budget& budget);
@@ -48,6 +48,7 @@ class EngineThread final : public Engine {
   void stop_at(Sequence& sequence, int32_t completion_tokens);
   bool submit_step();
   void send_masks();
+  std::optional<worker::StepResult> wait(bool open);
   std::vector<uint32_t> make_masks(Sequence& sequence, const PlannedRun& run) const;
   void handle(worker::StepResult result);
   void advance(Sequence& sequence, const PlannedRun& run, worker::RunResult& result);
@@ -57,7 +58,7 @@ class EngineThread final : public Engine {
   void publish();
 
   const std::unique_ptr<worker::WorkerGroup> workers_;
-  const size_t max_steps_in_flight_;
+  const size_t max_steps_in_flight_;  // more than one: the host plans ahead
   const std::shared_ptr<Inbox> inbox_;
   std::atomic<uint64_t> next_id_{0};
 

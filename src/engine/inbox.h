@@ -3,6 +3,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -49,16 +50,22 @@ class Inbox {
 
   /// Moves what has come to `commands` (empty on entry), waiting for something if `wait`. False when the door is closed.
   bool take(std::vector<Command>& commands, bool wait);
+  /// From now until the next take(), `wake` is called (quickly, from other threads) when something comes. False, and it is not called, when
+  /// something is there already.
+  bool listen(std::function<void()> wake);
   /// What became of the commands that were taken: sequences that run and that wait.
   void publish(int32_t num_running, int32_t num_waiting);
   /// No sequence is left and every event was sent, or not.
   void set_idle(bool idle);
 
  private:
+  void arrived();
+
   const int32_t max_num_seqs_, max_queue_len_;
   std::mutex mutex_;
   std::condition_variable command_arrived_, became_idle_;
   std::vector<Command> commands_;
+  std::function<void()> wake_;  // while the engine thread listens
   std::optional<Error> refusal_;
   bool closed_ = false;
   int32_t num_new_ = 0;    // submitted, not in the published counts yet

@@ -31,6 +31,12 @@ void sample(StepRun& run, PlannedRun& planned) {
   planned.sequence->planned_tokens += run.verify() ? run.num_rows : 1;
 }
 
+/// Of `num` things over `num_shares`.
+int32_t even_share(int32_t num, int32_t num_shares) { return (num + num_shares - 1) / num_shares; }
+
+/// Rows whose tokens the host gives and that are in no step yet.
+int64_t given_rows_left(const Sequence& sequence) { return std::max(sequence.num_given() - sequence.planned_rows, 0); }
+
 template <class T>
 void append(std::vector<T>& to, std::vector<T>& from) {
   to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
@@ -45,6 +51,7 @@ struct Scheduler::Draft {
   std::vector<PlannedRun> decode_owners;
   int32_t rows_left = 0;
   int32_t logit_rows_left = 0;
+  int32_t num_places = 1;          // steps that can be planned now, this one included
   int32_t depth = 0;               // drafts to be made for the next step
   int32_t num_blocks_claimed = 0;  // of those that will come back, by decodes that wait for them
   bool stalled = false;            // a decode waits for a block
@@ -74,8 +81,15 @@ Sequence* Scheduler::find(uint64_t id) {
   return it == sequences_.end() || it->second->state == SequenceState::kFinished ? nullptr : it->second.get();
 }
 
-std::optional<PlannedStep> Scheduler::plan() {
+std::optional<PlannedStep> Scheduler::plan(int32_t num_in_flight) {
   Draft draft{.rows_left = budget_.max_num_batched_tokens, .logit_rows_left = limits_.max_logit_rows};
+  if (pipelined()) {
+    // A step more than there are stages waits for its turn. For decodes that is a longer way to the next token, and each step with fewer of them.
+    const auto decodes = [](const Sequence* s) { return s->can_decode(); };
+    const bool one_more = std::none_of(running_.begin(), running_.end(), decodes);
+    draft.num_places = budget_.num_micro_batches + (one_more ? 1 : 0) - num_in_flight;
+    if (draft.num_places <= 0) return std::nullopt;
+  }
   plan_decodes(draft);
   if (!draft.stalled) admit(draft);
   plan_given_tokens(draft);
@@ -97,21 +111,25 @@ std::optional<PlannedStep> Scheduler::plan() {
 void Scheduler::plan_decodes(Draft& draft) {
   // A prompt whose turn it is needs the logits of a whole chunk when their log-probabilities are wanted.
   int32_t kept_for_prompt = 0;
-  const auto next = std::find_if(running_.begin(), running_.end(), [](const Sequence* s) { return s->planned_rows < s->num_given(); });
-  if (next != running_.end() && (*next)->wants_prompt_logprobs())
-    kept_for_prompt = std::min(kBlockSize, (*next)->num_prompt() - (*next)->planned_rows);
+  const std::vector<Sequence*> given = given_in_order();
+  if (!given.empty() && given[0]->wants_prompt_logprobs()) kept_for_prompt = std::min(kBlockSize, given[0]->num_prompt() - given[0]->planned_rows);
 
   // Depth is lowered first where rows are short; a chunk of a prompt shall always fit.
   const bool guesses = speculator_.method() != SpeculationMethod::kNone;
-  const auto num_decodes = static_cast<int32_t>(std::count_if(running_.begin(), running_.end(), [](const Sequence* s) { return s->can_decode(); }));
-  const int32_t kept_rows = next != running_.end() || !waiting_.empty() ? kBlockSize : 0;
+  const auto can_decode = [](const Sequence* s) { return s->can_decode(); };
+  auto num_decodes = static_cast<int32_t>(std::count_if(running_.begin(), running_.end(), can_decode));
+  if (pipelined()) {
+    const auto num_ready = std::count_if(running_.begin(), running_.end(), [&](const Sequence* s) { return can_decode(s) && ready(*s); });
+    num_decodes = std::min(even_share(num_decodes, budget_.num_micro_batches), even_share(static_cast<int32_t>(num_ready), draft.num_places));
+  }
+  const int32_t kept_rows = !given.empty() || !waiting_.empty() ? kBlockSize : 0;
   int32_t most_rows = 1;
   if (guesses) {
     most_rows = std::min((draft.logit_rows_left - kept_for_prompt) / std::max(num_decodes, 1), (draft.rows_left - kept_rows) / std::max(num_decodes, 1));
     draft.depth = speculator_.choose_depth(num_decodes, std::max(most_rows, 1) - 1);
   }
-  for (size_t i = 0; i < running_.size(); ++i) {  // grow() may shorten the list behind i
-    if (!running_[i]->can_decode()) continue;
+  for (size_t i = 0; i < running_.size() && std::ssize(draft.decode_runs) < num_decodes; ++i) {  // grow() may shorten the list behind i
+    if (!running_[i]->can_decode() || !ready(*running_[i])) continue;
     if (draft.logit_rows_left <= kept_for_prompt) break;
     plan_decode(*running_[i], most_rows, draft);
   }
@@ -172,14 +190,51 @@ void Scheduler::speculate(StepRun& run, const PlannedRun& planned, const Draft& 
 }
 
 void Scheduler::plan_given_tokens(Draft& draft) {
-  for (Sequence* sequence : running_) {
+  const std::vector<Sequence*> sequences = given_in_order();
+  auto num_left = static_cast<int32_t>(sequences.size());
+  int64_t rows_wanted = 0;
+  for (const Sequence* sequence : sequences) rows_wanted += given_rows_left(*sequence);
+  if (pipelined()) {  // those who wait may come into the next steps
+    int32_t free = budget_.max_num_seqs - num_running();
+    for (auto next = waiting_.begin(); next != waiting_.end() && free > 0; ++next, --free, ++num_left) rows_wanted += (*next)->num_known();
+  }
+  const int64_t share = (rows_wanted + draft.num_places - 1) / draft.num_places;
+  int64_t rows = 0;
+  for (Sequence* sequence : sequences) {
     if (draft.rows_left == 0) return;
+    // A few rows take no longer than one. More of them leave something for the other steps that can be planned.
+    const bool few = rows + given_rows_left(*sequence) <= kBlockSize;
+    if (rows > 0 && !few && (rows >= share || num_left < draft.num_places)) return;
+    const int32_t rows_before = draft.rows_left;
     if (sequence->in_prompt()) {
       plan_prompt(*sequence, draft);
-    } else if (sequence->in_replay()) {
+    } else {
       plan_replay(*sequence, draft);
     }
+    rows += rows_before - draft.rows_left;
+    --num_left;
   }
+}
+
+/// The sequences that run and have given tokens for the next step, in the order in which they get rows.
+std::vector<Sequence*> Scheduler::given_in_order() const {
+  std::vector<Sequence*> sequences;
+  for (Sequence* sequence : running_)
+    if (given_rows_left(*sequence) > 0 && ready(*sequence)) sequences.push_back(sequence);
+  if (!pipelined() || sequences.empty()) return sequences;
+  const auto longest = std::max_element(sequences.begin(), sequences.end(), [](const Sequence* a, const Sequence* b) { return given_rows_left(*a) < given_rows_left(*b); });
+  if ((*longest)->request.priority == sequences[0]->request.priority && lasts_longest(**longest)) std::rotate(sequences.begin(), longest, longest + 1);
+  return sequences;
+}
+
+/// The rows that a sequence still has to compute, one step after the other, will keep a stage busy for longer than all others have work for the other stages.
+bool Scheduler::lasts_longest(const Sequence& sequence) const {
+  if (!pipelined()) return false;
+  int64_t rows = 0;
+  for (const Sequence* other : running_) rows += given_rows_left(*other);
+  for (const Sequence* other : waiting_) rows += other->num_known();
+  const int64_t own = sequence.state == SequenceState::kRunning ? given_rows_left(sequence) : sequence.num_known();
+  return own * (budget_.num_micro_batches + 1) >= rows;
 }
 
 /// A chunk that ends on the grid, or with the prompt, and where a state is to be kept.
@@ -262,7 +317,7 @@ void Scheduler::add_run(StepRun run, const PlannedRun& planned, Draft& draft) {
     sequence.num_blocks_sent = sequence.num_blocks();
   }
   sequence.planned_rows += run.num_rows;
-  sequence.in_flight.push_back({.num_rows = run.num_rows, .verify = run.verify(), .samples = planned.samples});
+  sequence.in_flight.push_back({.step = num_planned_, .num_rows = run.num_rows, .verify = run.verify(), .samples = planned.samples});
   draft.rows_left -= run.num_rows;
   const bool prompt = run.kind == RowKind::kPrompt;
   (prompt ? plan.runs : draft.decode_runs).push_back(std::move(run));
@@ -272,8 +327,9 @@ void Scheduler::add_run(StepRun run, const PlannedRun& planned, Draft& draft) {
 /// Takes in waiting sequences, in order, as long as this step has rows for them.
 void Scheduler::admit(const Draft& draft) {
   int64_t rows_wanted = 0;
-  for (const Sequence* sequence : running_) rows_wanted += std::max(sequence->num_given() - sequence->planned_rows, 0);
-  for (auto next = waiting_.begin(); rows_wanted < draft.rows_left && next != waiting_.end();) {
+  for (const Sequence* sequence : running_)
+    if (ready(*sequence)) rows_wanted += given_rows_left(*sequence);
+  for (auto next = waiting_.begin(); next != waiting_.end() && (rows_wanted < draft.rows_left || lasts_longest(**next));) {
     Sequence& sequence = **next++;  // admission takes it out
     const Admission admission = admit_one(sequence);
     if (admission == Admission::kNoRoom) return;

@@ -44,6 +44,12 @@ struct PlannedStep {
 ///   - when a decode needs a block and none is free, the prefix cache gives back what it alone holds; when that is nothing, the last running
 ///   sequence gives up its slot and blocks and waits again.
 /// Since every request alone fits into all blocks (check_request), the first sequence can always go on.
+///
+/// The stages of a pipeline work on one step each (budget.num_micro_batches of them). Then a sequence has one step in flight, so that steps in
+/// flight are disjoint, and the scheduler divides what there is to do, so that none of them is missing:
+///   - a step takes its even share of the sequences that decode, those that have waited for a step first in order;
+///   - prompts are spread over the steps that can be planned, at most one more than there are stages, so that the next is there when the host is late;
+///   - they go in order, except that the longest goes first once all others together would not last until its end: one alone keeps one stage busy.
 class Scheduler {
  public:
   Scheduler(const worker::WorkerLimits& limits, const Budget& budget, const PrefixCacheOptions& prefix_cache = {},
@@ -53,8 +59,9 @@ class Scheduler {
   /// Null when there is none (any more).
   Sequence* find(uint64_t id);
 
-  /// The next step, as if all steps planned so far had been computed; nothing when no sequence can go on before a step is retired.
-  std::optional<PlannedStep> plan();
+  /// The next step, as if all steps planned so far had been computed; nothing when no sequence can go on before a step is retired, of which there
+  /// are `num_in_flight`.
+  std::optional<PlannedStep> plan(int32_t num_in_flight = 0);
   /// A step that names the sequence is over, after its result was dealt with; `num_sampled` tokens were drawn. May destroy the sequence.
   void retire(Sequence& sequence, int32_t num_sampled);
   /// The sequence is finished: it leaves the schedule at once, and returns slot and blocks with the last step in flight that names it. Nothing
@@ -78,6 +85,10 @@ class Scheduler {
     bool operator()(const Sequence* a, const Sequence* b) const { return runs_before(*a, *b); }
   };
 
+  [[nodiscard]] bool pipelined() const { return budget_.num_micro_batches > 1; }
+  [[nodiscard]] bool ready(const Sequence& sequence) const { return !pipelined() || sequence.in_flight.empty(); }
+  [[nodiscard]] bool lasts_longest(const Sequence& sequence) const;
+  [[nodiscard]] std::vector<Sequence*> given_in_order() const;
   void plan_decodes(Draft& draft);
   void plan_decode(Sequence& sequence, int32_t most_rows, Draft& draft);
   void speculate(worker::StepRun& run, const PlannedRun& planned, const Draft& draft);

@@ -35,6 +35,7 @@ constexpr int32_t boundary_before(int32_t row) { return row / kBlockSize * kBloc
 
 /// A run of a step in flight, as far as it moves the device's cursor.
 struct RunInFlight {
+  uint64_t step = 0;
   int32_t num_rows = 0;
   bool verify = false;   // commits 1 to num_rows of its rows; all others commit all
   bool samples = false;

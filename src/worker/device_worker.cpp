@@ -25,6 +25,8 @@ StepResult DeviceWorker::wait() {
   return std::move(*result);
 }
 
+std::optional<StepResult> DeviceWorker::wait_or_wake() { return results_.pop_or_wake(); }
+void DeviceWorker::wake() { results_.wake(); }
 std::optional<StepResult> DeviceWorker::poll() { return results_.try_pop(); }
 
 void DeviceWorker::submit_steps() {

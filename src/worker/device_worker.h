@@ -20,6 +20,8 @@ class DeviceWorker final : public WorkerGroup {
   void submit(StepPlan plan) override;
   void submit_masks(StepMasks masks) override;
   StepResult wait() override;
+  std::optional<StepResult> wait_or_wake() override;
+  void wake() override;
   std::optional<StepResult> poll() override;
 
  private:

@@ -23,7 +23,9 @@ struct WorkerLimits {
   int32_t vocab_size = 0;
   int32_t k_max = 0;             // drafts of one verify
   bool has_mtp = false;
-  int32_t num_stages = 1;        // of a pipeline; where there is more than one, a sequence has one step in flight, and steps in flight name disjoint sequences
+  // Of a pipeline. Where there is more than one, a sequence has one step in flight, and steps in flight name disjoint sequences; as many as there are stages keep all of them at
+  // work, and one more may be there before its turn.
+  int32_t num_stages = 1;
 };
 
 /// The ranks that execute steps, seen from the engine thread. submit() returns at once; results come back in the order of submission.
@@ -35,6 +37,10 @@ class WorkerGroup {
   virtual void submit_masks(StepMasks masks) = 0;
   /// The result of the oldest step that was submitted and not yet fetched; waits for it.
   virtual StepResult wait() = 0;
+  /// The same, but nothing when wake() was called meanwhile or since this last returned, and no result is there.
+  virtual std::optional<StepResult> wait_or_wake() = 0;
+  /// From any thread.
+  virtual void wake() = 0;
   /// The same if it is there already.
   virtual std::optional<StepResult> poll() = 0;
 };

@@ -45,6 +45,20 @@ TEST(BoundedQueue, WakesWaitersOnClose) {
   EXPECT_FALSE(pushed);
 }
 
+TEST(BoundedQueue, AWaitEndsWhenItIsWoken) {
+  BoundedQueue<int> queue(2);
+  queue.wake();
+  EXPECT_EQ(queue.pop_or_wake(), std::nullopt) << "woken before it waited";
+  EXPECT_TRUE(queue.push(1));
+  queue.wake();
+  EXPECT_EQ(queue.pop_or_wake(), 1) << "a value comes first";
+  std::optional<int> popped = 5;
+  std::jthread consumer([&] { popped = queue.pop_or_wake(); });
+  queue.wake();
+  consumer.join();
+  EXPECT_EQ(popped, std::nullopt);
+}
+
 TEST(BoundedQueue, GivesUpAfterATimeout) {
   BoundedQueue<int> queue(1);
   EXPECT_EQ(queue.pop_for(std::chrono::milliseconds(1)), std::nullopt);

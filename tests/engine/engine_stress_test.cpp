@@ -135,12 +135,14 @@ void walk_at_random(uint64_t seed, int32_t num_ops, const EngineSetup& setup) {
   }
 }
 
-EngineSetup tight(int32_t steps_in_flight, bool own_thread, SpeculationMethod speculation = SpeculationMethod::kNone, bool cached = false, bool host = false) {
+EngineSetup tight(int32_t steps_in_flight, bool own_thread, SpeculationMethod speculation = SpeculationMethod::kNone, bool cached = false, bool host = false,
+                  int32_t num_stages = 1) {
   EngineSetup setup;
   setup.limits = {.num_slots = 5, .num_blocks = 7, .max_model_len = 1024, .max_rows = 80, .max_logit_rows = 64, .vocab_size = 211};
   setup.options = {.max_queue_len = 12, .steps_in_flight = steps_in_flight};
   setup.workers = {.own_thread = own_thread, .max_delay_us = 5, .max_steps_in_flight = steps_in_flight};
   with_features(setup, speculation, cached, host);
+  with_stages(setup, num_stages);
   return setup;
 }
 
@@ -158,6 +160,14 @@ TEST(EngineStress, ARandomWalkLosesNothingWithDraftsAndAPrefixCacheAndManyStepsI
 TEST(EngineStress, ARandomWalkLosesNothingWithHostMemory) { walk_at_random(11, 2000, tight(2, true, SpeculationMethod::kNone, true, true)); }
 TEST(EngineStress, ARandomWalkLosesNothingWithHostMemoryAndDrafts) { walk_at_random(12, 2000, tight(3, true, SpeculationMethod::kMtp, true, true)); }
 TEST(EngineStress, ARandomWalkLosesNothingWithNgramDraftsAndAPrefixCache) { walk_at_random(10, 2000, tight(2, true, SpeculationMethod::kNgram, true)); }
+TEST(EngineStress, ARandomWalkLosesNothingInAPipelineOfTwo) { walk_at_random(13, 2000, tight(2, false, SpeculationMethod::kNone, false, false, 2)); }
+TEST(EngineStress, ARandomWalkLosesNothingInAPipelineOfFour) { walk_at_random(14, 2000, tight(2, true, SpeculationMethod::kNone, false, false, 4)); }
+TEST(EngineStress, ARandomWalkLosesNothingInAPipelineWithAPrefixCache) { walk_at_random(15, 2000, tight(2, true, SpeculationMethod::kNone, true, false, 4)); }
+TEST(EngineStress, ARandomWalkLosesNothingInAPipelineWithHostMemory) { walk_at_random(16, 2000, tight(2, false, SpeculationMethod::kNone, true, true, 2)); }
+TEST(EngineStress, ARandomWalkLosesNothingInAPipelineWithHostMemoryAndDrafts) { walk_at_random(17, 2000, tight(2, true, SpeculationMethod::kMtp, true, true, 4)); }
+TEST(EngineStress, ARandomWalkLosesNothingInAPipelineWithDrafts) { walk_at_random(18, 2000, tight(2, false, SpeculationMethod::kMtp, true, false, 4)); }
+TEST(EngineStress, ARandomWalkLosesNothingInAPipelineWithNgramDrafts) { walk_at_random(19, 2000, tight(2, true, SpeculationMethod::kNgram, true, false, 2)); }
+TEST(EngineStress, ARandomWalkLosesNothingInAPipelineWithSynchronousSteps) { walk_at_random(20, 2000, tight(1, true, SpeculationMethod::kMtp, true, true, 2)); }
 
 }  // namespace
 }  // namespace quern::engine

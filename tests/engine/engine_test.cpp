@@ -24,17 +24,21 @@ struct Mode {
   bool own_thread;
   SpeculationMethod speculation = SpeculationMethod::kNone;
   bool cached = false;
+  int32_t num_stages = 1;
 };
 
-/// Each test runs with synchronous steps, with two in flight, and with workers on a thread of their own; with and without prefix cache and
+/// Each test runs with synchronous steps, with two in flight, with workers on a thread of their own, and in pipelines; with and without prefix cache and
 /// speculation.
 class EngineWith : public ::testing::TestWithParam<Mode> {
  protected:
+  /// Of one sequence.
+  static int32_t steps_in_flight() { return GetParam().num_stages > 1 ? 1 : GetParam().steps_in_flight; }
   static EngineSetup setup() {
     EngineSetup setup;
     setup.options.steps_in_flight = GetParam().steps_in_flight;
     setup.workers = {.own_thread = GetParam().own_thread, .max_delay_us = 20, .max_steps_in_flight = GetParam().steps_in_flight};
     with_features(setup, GetParam().speculation, GetParam().cached);
+    with_stages(setup, GetParam().num_stages);
     return setup;
   }
 };
@@ -44,7 +48,11 @@ INSTANTIATE_TEST_SUITE_P(Modes, EngineWith,
                                            Mode{"CachedOneStepAtATime", 1, false, SpeculationMethod::kNone, true},
                                            Mode{"MtpTwoStepsInFlight", 2, false, SpeculationMethod::kMtp, true},
                                            Mode{"MtpFourStepsOnAThread", 4, true, SpeculationMethod::kMtp, true},
-                                           Mode{"NgramTwoStepsInFlight", 2, false, SpeculationMethod::kNgram, true}),
+                                           Mode{"NgramTwoStepsInFlight", 2, false, SpeculationMethod::kNgram, true},
+                                           Mode{"PipelineOfTwo", 2, false, SpeculationMethod::kNone, false, 2},
+                                           Mode{"CachedPipelineOfFourOnThreads", 2, true, SpeculationMethod::kNone, true, 4},
+                                           Mode{"MtpPipelineOfFour", 2, false, SpeculationMethod::kMtp, true, 4},
+                                           Mode{"NgramPipelineOfTwoOnThreads", 2, true, SpeculationMethod::kNgram, true, 2}),
                          [](const auto& mode) { return mode.param.name; });
 
 TEST_P(EngineWith, GivesTheModelsTokensExactlyUpToMaxTokens) {
@@ -176,7 +184,7 @@ TEST_P(EngineWith, EndsWithTheStopIdAndReportsNothingBehindIt) {
   EXPECT_EQ(stats.generation_tokens, expected.size());
   EXPECT_EQ(stats.requests_stop, 1u);
   if (GetParam().speculation != SpeculationMethod::kNone) return;  // how many rows a step has depends on the drafts
-  EXPECT_EQ(stats.discarded_rows, static_cast<uint64_t>(GetParam().steps_in_flight - 1))
+  EXPECT_EQ(stats.discarded_rows, static_cast<uint64_t>(steps_in_flight() - 1))
       << "rows that were enqueued before the end was known";
   EXPECT_EQ(stats.computed_rows, 50 + expected.size() - 1 + stats.discarded_rows);
 }
@@ -536,7 +544,7 @@ TEST_P(EngineWith, CancelsARequestWhoseMaskIsAwaited) {
   request.constraint = std::make_unique<EveryThird>(engine.model().vocab_size(), 1000);
   const auto stream = engine.submit(std::move(request));
   const bool one_step = GetParam().speculation == SpeculationMethod::kNgram;  // its next step waits for tokens
-  engine.control().wait_for_submitted(one_step ? 1 : static_cast<uint64_t>(GetParam().steps_in_flight));
+  engine.control().wait_for_submitted(one_step ? 1 : static_cast<uint64_t>(steps_in_flight()));
   stream->cancel();
   engine.control().open();
   EXPECT_EQ(read_all(*stream).finish->reason, FinishReason::kCancelled);
@@ -584,6 +592,21 @@ TEST(Engine, EnqueuesTheNextStepBeforeTheLastOnesTokensArrive) {
   const std::vector<worker::StepPlan> plans = engine.control().plans();
   EXPECT_THAT(plans[1].runs[0].tokens, IsEmpty());
   EXPECT_FALSE(stream->try_next().has_value());
+}
+
+TEST(Engine, LetsARequestIntoAPipelineWhoseFirstStageIsFree) {
+  EngineSetup setup;
+  setup.workers.own_thread = true;
+  with_stages(setup, 2);
+  RunningEngine engine(setup);
+  engine.control().hold();
+  const auto first = engine.submit(make_request(make_prompt(10, 1), 5));
+  engine.control().wait_for_submitted(1);
+  const auto second = engine.submit(make_request(make_prompt(10, 2), 5));
+  engine.control().wait_for_submitted(2);  // would wait for ever otherwise: the first step is not over
+  engine.control().open();
+  EXPECT_EQ(read_all(*first).tokens, engine.expected(make_prompt(10, 1), 5));
+  EXPECT_EQ(read_all(*second).tokens, engine.expected(make_prompt(10, 2), 5));
 }
 
 TEST(Engine, PreemptsAndResumesWhileStepsAreInFlight) {

@@ -83,27 +83,35 @@ FakeWorkers::FakeWorkers(const worker::WorkerLimits& limits, const FakeWorkersOp
     : limits_(limits),
       options_(options),
       control_(std::move(control)),
-      model_(limits.vocab_size),
       planned_(static_cast<size_t>(limits.num_slots)),
       block_owner_(static_cast<size_t>(limits.num_blocks), -1),
-      slots_(static_cast<size_t>(limits.num_slots)),
-      snapshots_(static_cast<size_t>(limits.num_snapshots)),
-      host_snapshots_(static_cast<size_t>(limits.num_host_snapshots)),
-      host_kv_(static_cast<size_t>(limits.num_host_blocks) * kGrid, -1),
-      kv_(static_cast<size_t>(limits.num_blocks) * kGrid, -1) {
+      num_learnt_(static_cast<size_t>(limits.num_stages), 0) {
+  for (int32_t stage = 0; stage < limits.num_stages; ++stage) {
+    stages_.emplace_back(limits, options.non_finite, [this](std::string what) { control_->violation(std::move(what)); });
+    work_.push_back(std::make_unique<BoundedQueue<Work>>(64));
+    learning_.push_back(std::make_unique<BoundedQueue<Drawn>>(64));
+  }
   if (!options_.own_thread) return;
-  thread_ = std::jthread([this] {
-    while (const std::optional<StepPlan> plan = plans_.pop()) {
-      if (options_.max_delay_us > 0 && delays_.next() % 16 == 0)
-        std::this_thread::sleep_for(std::chrono::microseconds(delays_.next() % static_cast<uint64_t>(options_.max_delay_us)));
-      results_.push(execute(*plan));
-    }
-  });
+  for (size_t stage = 0; stage < stages_.size(); ++stage) {
+    threads_.emplace_back([this, stage] {
+      SplitMix64 delays(7 + stage);
+      while (std::optional<Work> work = work_[stage]->pop()) {
+        if (options_.max_delay_us > 0 && delays.next() % 16 == 0)
+          std::this_thread::sleep_for(std::chrono::microseconds(delays.next() % static_cast<uint64_t>(options_.max_delay_us)));
+        if (stage == last()) {
+          results_.push(finish(*std::move(work)));
+        } else if (pass_stage(stage, *work)) {
+          work_[stage + 1]->push(*std::move(work));
+        }
+      }
+    });
+  }
 }
 
 FakeWorkers::~FakeWorkers() {
   expect(in_flight_.empty(), "the engine ended with steps in flight");
-  plans_.close();
+  for (const auto& queue : work_) queue->close();
+  for (const auto& queue : learning_) queue->close();
   masks_.close();
 }
 
@@ -112,10 +120,12 @@ void FakeWorkers::expect(bool condition, const std::string& what) {
 }
 
 void FakeWorkers::submit(StepPlan plan) {
+  Work work{.plan = plan, .num_results = num_submitted_ - in_flight_.size()};
   check(plan);
-  control_->submitted(plan);
   ++num_submitted_;
-  plans_.push(std::move(plan));
+  for (size_t stage = 0; stage < last() && !options_.own_thread; ++stage) pass_stage(stage, work);
+  work_[options_.own_thread ? 0 : last()]->push(std::move(work));
+  control_->submitted(plan);
 }
 
 void FakeWorkers::submit_masks(StepMasks masks) {
@@ -127,8 +137,15 @@ StepResult FakeWorkers::wait() {
   CHECK(!in_flight_.empty());
   expect(options_.own_thread || !masks_awaited_.contains(num_submitted_ - in_flight_.size()),
          "waiting for a step whose masks were not sent");
-  StepResult result = options_.own_thread ? *results_.pop() : execute(*plans_.pop());
+  StepResult result = options_.own_thread ? *results_.pop() : finish(*work_[last()]->pop());
   retire(result);
+  return result;
+}
+
+std::optional<StepResult> FakeWorkers::wait_or_wake() {
+  if (!options_.own_thread) return wait();
+  std::optional<StepResult> result = results_.pop_or_wake();
+  if (result) retire(*result);
   return result;
 }
 
@@ -234,6 +251,9 @@ void FakeWorkers::check_run(const StepRun& run, StepInFlight& in_flight) {
   CHECK(run.slot >= 0 && run.slot < limits_.num_slots && run.num_rows > 0);
   PlannedSlot& slot = planned_[static_cast<size_t>(run.slot)];
   const int32_t begin = slot.cursor, end = begin + run.num_rows;
+  const auto names = [&](const StepInFlight& step) { return step.slots.contains(run.slot); };
+  expect(limits_.num_stages == 1 || std::none_of(in_flight_.begin(), in_flight_.end(), names),
+         fmt::format("slot {} has two steps in flight in a pipeline", run.slot));
   const bool samples = run.want == Want::kSample || run.sample_after;
   expect(in_flight.slots.insert(run.slot).second, "two runs of one slot");
   expect(slot.cleared && slot.has_parameters, fmt::format("slot {} is used before it was cleared and got its parameters", run.slot));
@@ -280,197 +300,40 @@ void FakeWorkers::check_run(const StepRun& run, StepInFlight& in_flight) {
   slot.next_token_known = samples;
 }
 
-// The plan, as the device carries it out.
+// The plan, as the stages carry it out.
 
-StepResult FakeWorkers::execute(const StepPlan& plan) {
+/// A step passes one of the stages before the last. False when the test ends.
+bool FakeWorkers::pass_stage(size_t stage, Work& work) {
+  for (; num_learnt_[stage] < work.num_results; ++num_learnt_[stage]) {
+    const std::optional<Drawn> drawn = learning_[stage]->pop();
+    if (!drawn) return false;
+    stages_[stage].learn(drawn->plan, drawn->result);
+  }
+  StepResult result;
+  stages_[stage].compute(work.plan, result);
+  return true;
+}
+
+StepResult FakeWorkers::finish(Work work) {
   control_->begin_step();
+  const StepPlan& plan = work.plan;
   StepResult result{.step = plan.step};
-  for (const StateOp& op : plan.state_ops) apply(op);
-  for (const worker::SlotUpdate& update : plan.slot_updates) {
-    DeviceSlot& slot = slots_[static_cast<size_t>(update.slot)];
-    slot.sampling = update.sampling;
-    slot.prompt_ids = update.prompt_ids;
-    slot.output = update.output_ids;
-  }
-  for (const worker::BlockTableUpdate& update : plan.block_table_updates) {
-    std::vector<int32_t>& table = slots_[static_cast<size_t>(update.slot)].block_table;
-    table.resize(static_cast<size_t>(update.first_block));
-    table.insert(table.end(), update.blocks.begin(), update.blocks.end());
-  }
-  result.runs.resize(plan.runs.size());
-  for (size_t i = 0; i < plan.runs.size(); ++i) {
-    compute(plan.runs[i], result.runs[i]);
-    result.computed_rows += plan.runs[i].num_rows;
-  }
+  stages_[last()].compute(plan, result);
 
-  std::map<int32_t, std::vector<uint32_t>> masks;
+  FakeStage::Masks masks;
   if (std::any_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.mask_pending; })) {
     std::optional<StepMasks> message = options_.own_thread ? masks_.pop() : masks_.try_pop();
     if (!message || message->step != plan.step) control_->violation(fmt::format("step {} did not get its masks", plan.step));
     if (message)
       for (auto& [slot, mask] : message->rows) masks[slot] = std::move(mask);
   }
-  for (size_t i = 0; i < plan.runs.size(); ++i) {
-    const StepRun& run = plan.runs[i];
-    if (run.mask_pending && !masks.contains(run.slot))
-      control_->violation(fmt::format("step {}: no mask for slot {}", plan.step, run.slot));
-    DeviceSlot& slot = slots_[static_cast<size_t>(run.slot)];
-    const std::vector<uint32_t>* mask = run.mask_pending ? &masks[run.slot] : nullptr;
-    if (run.verify()) {
-      verify(run, slot, mask, result.runs[i]);
-    } else if (run.want == Want::kSample || run.sample_after) {
-      draw(run, slot, mask, result.runs[i]);
-    }
-    propose(run, slot, result.runs[i]);
-  }
+  stages_[last()].draw(plan, masks, result);
+  for (size_t stage = 0; stage < last(); ++stage) learning_[stage]->push({plan, result});
   if (plan.step == options_.failing_step) {
     result.runs.clear();
     result.error = make_error(ErrorCode::kInternal, "the device fell off the bus");
   }
   return result;
-}
-
-void FakeWorkers::apply(const StateOp& op) {
-  DeviceSlot& slot = slots_[static_cast<size_t>(op.slot)];
-  if (op.kind == StateOp::Kind::kClear) {
-    slot.cursor = slot.boundary = 0;
-    slot.state = slot.boundary_state = FakeModel::kEmptyState;
-    slot.last_token.reset();
-    return;
-  }
-  if (op.kind == StateOp::Kind::kBlockToHost || op.kind == StateOp::Kind::kBlockFromHost) {
-    const auto device = kv_.begin() + op.block * kGrid, host = host_kv_.begin() + op.host * kGrid;
-    op.kind == StateOp::Kind::kBlockToHost ? std::copy_n(device, kGrid, host) : std::copy_n(host, kGrid, device);
-    return;
-  }
-  Snapshot& snapshot = snapshots_[static_cast<size_t>(op.snapshot)];
-  if (op.kind == StateOp::Kind::kSnapshotToHost || op.kind == StateOp::Kind::kSnapshotFromHost) {
-    Snapshot& host = host_snapshots_[static_cast<size_t>(op.host)];
-    op.kind == StateOp::Kind::kSnapshotToHost ? host = snapshot : snapshot = host;
-    return;
-  }
-  if (op.kind == StateOp::Kind::kSnapshot) {
-    if (slot.boundary != op.boundary)
-      control_->violation(fmt::format("slot {} is copied at {}, but its state stands at {}", op.slot, op.boundary, slot.boundary));
-    snapshot = {slot.boundary, slot.boundary_state};
-    return;
-  }
-  if (snapshot.boundary != op.boundary)
-    control_->violation(fmt::format("snapshot {} of {} is restored as {}", op.snapshot, snapshot.boundary, op.boundary));
-  slot.cursor = slot.boundary = op.boundary;
-  slot.state = slot.boundary_state = snapshot.state;
-}
-
-void FakeWorkers::compute(const StepRun& run, RunResult& result) {
-  DeviceSlot& slot = slots_[static_cast<size_t>(run.slot)];
-  result.slot = run.slot;
-  if (run.kind == RowKind::kPrompt && run.position[0] != slot.cursor)
-    control_->violation("the device's cursor is not where the plan has it");
-  if (slot.cursor / kGrid * kGrid > slot.boundary) {  // a fold that a verify has left
-    slot.boundary = slot.cursor / kGrid * kGrid;
-    slot.boundary_state = state_in_kv(slot, slot.boundary);
-  }
-  if (run.verify()) return;
-  for (int32_t row = 0; row < run.num_rows; ++row) {
-    const int32_t token = run.tokens.empty() ? slot.last_token.value_or(-1) : run.tokens[static_cast<size_t>(row)];
-    if (token < 0 || token >= limits_.vocab_size) control_->violation(fmt::format("token {} is computed", token));
-    const int32_t block = slot.block_table[static_cast<size_t>(slot.cursor / kGrid)];
-    kv_[static_cast<size_t>(block * kGrid + slot.cursor % kGrid)] = token;
-    slot.state = FakeModel::grow(slot.state, token);
-    ++slot.cursor;
-    if (slot.cursor % kGrid == 0) {
-      slot.boundary = slot.cursor;
-      slot.boundary_state = slot.state;
-    }
-    if (run.want != Want::kPromptLogprobs) continue;
-    const int32_t following = row + 1 < run.num_rows ? run.tokens[static_cast<size_t>(row) + 1] : run.following_token;
-    if (following >= 0) result.prompt_logprobs.push_back(model_.logprobs(slot.state, following, run.num_prompt_logprobs));
-  }
-  slot.last_token.reset();
-}
-
-/// The state once more, from the KV blocks: a block that was lost or overwritten shows here.
-uint64_t FakeWorkers::state_in_kv(const DeviceSlot& slot, int32_t num_rows) const {
-  uint64_t state = FakeModel::kEmptyState;
-  for (int32_t i = 0; i < num_rows; ++i)
-    state = FakeModel::grow(state, kv_[static_cast<size_t>(slot.block_table[static_cast<size_t>(i / kGrid)] * kGrid + i % kGrid)]);
-  return state;
-}
-
-void FakeWorkers::draw(const StepRun& run, DeviceSlot& slot, const std::vector<uint32_t>* mask, RunResult& result) {
-  const uint64_t state = state_in_kv(slot, slot.cursor);
-  if (state != slot.state) control_->violation(fmt::format("slot {}: KV and recurrent state are not of the same tokens", run.slot));
-  if (is_non_finite(slot)) {
-    result.non_finite = true;
-    slot.last_token = 0;
-    return;
-  }
-  const int32_t token = model_.next(slot.state, {slot.sampling, slot.prompt_ids, slot.output}, [&](int32_t candidate) {
-    return mask == nullptr || ((*mask)[static_cast<size_t>(candidate / 32)] >> (candidate % 32) & 1) != 0;
-  });
-  result.tokens = {token};
-  if (slot.sampling.num_logprobs >= 0) result.logprobs = {model_.logprobs(slot.state, token, slot.sampling.num_logprobs)};
-  slot.output.push_back(token);
-  slot.last_token = token;
-}
-
-bool FakeWorkers::is_non_finite(const DeviceSlot& slot) const {
-  const int32_t first_token = kv_[static_cast<size_t>(slot.block_table[0] * kGrid)];
-  return options_.non_finite == std::pair{first_token, static_cast<int32_t>(slot.output.size())};
-}
-
-/// Drafts behind the last token: each is compared with what is drawn in its place.
-void FakeWorkers::verify(const StepRun& run, DeviceSlot& slot, const std::vector<uint32_t>* masks, RunResult& result) {
-  if (state_in_kv(slot, slot.cursor) != slot.state)
-    control_->violation(fmt::format("slot {}: KV and recurrent state are not of the same tokens", run.slot));
-  const std::vector<int32_t>& drafts = run.drafts.empty() ? slot.drafts : run.drafts;
-  std::vector<int32_t> tokens = {slot.last_token.value_or(-1)};
-  tokens.insert(tokens.end(), drafts.begin(), drafts.begin() + (run.num_rows - 1));
-  for (int32_t i = 0; i < run.num_rows; ++i) {
-    const int32_t index = slot.cursor + i;
-    kv_[static_cast<size_t>(slot.block_table[static_cast<size_t>(index / kGrid)] * kGrid + index % kGrid)] = tokens[static_cast<size_t>(i)];
-  }
-  const size_t num_words = (static_cast<size_t>(limits_.vocab_size) + 31) / 32, known = slot.output.size();
-  uint64_t state = slot.state;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    if (is_non_finite(slot)) {
-      slot.output.resize(known);
-      result = {.slot = run.slot, .non_finite = true};
-      slot.last_token = 0;
-      return;
-    }
-    state = FakeModel::grow(state, tokens[i]);
-    const int32_t token = model_.next(state, {slot.sampling, slot.prompt_ids, slot.output}, [&](int32_t candidate) {
-      return masks == nullptr || ((*masks)[i * num_words + static_cast<size_t>(candidate / 32)] >> (candidate % 32) & 1) != 0;
-    });
-    result.tokens.push_back(token);
-    if (slot.sampling.num_logprobs >= 0) result.logprobs.push_back(model_.logprobs(state, token, slot.sampling.num_logprobs));
-    slot.output.push_back(token);
-    slot.last_token = token;
-    const std::vector<int32_t>& stops = slot.sampling.stop_ids;
-    if (std::find(stops.begin(), stops.end(), token) != stops.end()) break;
-    if (i + 1 < tokens.size() && token != tokens[i + 1]) break;
-  }
-  result.num_draft_rows = run.num_rows - 1;
-  slot.state = state;
-  slot.cursor += static_cast<int32_t>(result.tokens.size());
-}
-
-/// Drafts as a head would make them: most of them are what the model says.
-void FakeWorkers::propose(const StepRun& run, DeviceSlot& slot, RunResult& result) {
-  slot.drafts.clear();
-  if (run.propose == worker::DraftMethod::kNone || result.non_finite) return;
-  uint64_t state = slot.state;
-  std::vector<int32_t> output = slot.output;
-  int32_t last = slot.last_token.value_or(0);
-  for (int32_t i = 0; i < run.propose_depth; ++i) {
-    state = FakeModel::grow(state, last);
-    last = model_.next(state, {slot.sampling, slot.prompt_ids, output}, [](int32_t) { return true; });
-    if (mix64(state) % 4 == 0) last = (last + 1) % limits_.vocab_size;
-    output.push_back(last);
-    slot.drafts.push_back(last);
-  }
-  result.drafts = slot.drafts;
 }
 
 }  // namespace quern::engine::testing

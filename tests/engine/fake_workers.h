@@ -15,13 +15,13 @@
 
 #include "base/bounded_queue.h"
 #include "base/hash.h"
-#include "engine/fake_model.h"
+#include "engine/fake_stage.h"
 #include "worker/worker_group.h"
 
 namespace quern::engine::testing {
 
 struct FakeWorkersOptions {
-  bool own_thread = false;   // steps run on a thread of their own, as on a device; else inside wait()
+  bool own_thread = false;   // steps run on a thread of their own, as on a device, and each stage of a pipeline on its own; else the last stage runs inside wait(), the others in submit()
   int32_t max_delay_us = 0;  // with own_thread: a random time before some steps
   int32_t max_steps_in_flight = 2;
   std::optional<uint64_t> failing_step;
@@ -58,8 +58,9 @@ class FakeControl {
   std::vector<std::string> violations_;
 };
 
-/// Executes plans with a FakeModel, KV blocks, slots, cursors and a recurrent state that a wrong plan corrupts as it would on a device;
-/// checks besides everything that workers may rely on. What it finds wrong is in control->violations().
+/// Executes plans with a FakeModel and memory that a wrong plan corrupts as it would on a device, on each of the limits' stages, of which the
+/// first may be as far ahead of the last as there are steps in flight; checks besides everything that workers may rely on. What it finds wrong
+/// is in control->violations().
 class FakeWorkers final : public worker::WorkerGroup {
  public:
   FakeWorkers(const worker::WorkerLimits& limits, const FakeWorkersOptions& options, std::shared_ptr<FakeControl> control);
@@ -71,6 +72,8 @@ class FakeWorkers final : public worker::WorkerGroup {
   void submit(worker::StepPlan plan) override;
   void submit_masks(worker::StepMasks masks) override;
   worker::StepResult wait() override;
+  std::optional<worker::StepResult> wait_or_wake() override;
+  void wake() override { results_.wake(); }
   std::optional<worker::StepResult> poll() override;
 
  private:
@@ -96,40 +99,28 @@ class FakeWorkers final : public worker::WorkerGroup {
     std::set<int32_t> slots, blocks;
     std::vector<Verify> verifies;
   };
-  struct Snapshot {
-    int32_t boundary = -1;
-    uint64_t state = 0xbadull;
+  /// A plan on its way through the stages.
+  struct Work {
+    worker::StepPlan plan;
+    uint64_t num_results = 0;  // that the engine had when it made the plan: what was drawn in these steps is known to every stage
   };
-  /// What the device holds of a slot.
-  struct DeviceSlot {
-    int32_t cursor = 0;
-    uint64_t state = 0xdeadull;  // of the last owner, until it is cleared
-    int32_t boundary = 0;        // the last one that was passed, and the state there
-    uint64_t boundary_state = 0xdeadull;
-    std::optional<int32_t> last_token;
-    std::vector<int32_t> block_table;
-    SamplingParams sampling;
-    std::vector<int32_t> prompt_ids, output, drafts;
+  struct Drawn {
+    worker::StepPlan plan;
+    worker::StepResult result;
   };
 
   void check(const worker::StepPlan& plan);
   void check_state_op(const worker::StateOp& op, std::set<int32_t>& cleared);
-  void apply(const worker::StateOp& op);
   void check_run(const worker::StepRun& run, StepInFlight& in_flight);
-  worker::StepResult execute(const worker::StepPlan& plan);
-  void compute(const worker::StepRun& run, worker::RunResult& result);
-  void draw(const worker::StepRun& run, DeviceSlot& slot, const std::vector<uint32_t>* mask, worker::RunResult& result);
-  void verify(const worker::StepRun& run, DeviceSlot& slot, const std::vector<uint32_t>* masks, worker::RunResult& result);
-  void propose(const worker::StepRun& run, DeviceSlot& slot, worker::RunResult& result);
-  [[nodiscard]] bool is_non_finite(const DeviceSlot& slot) const;
+  [[nodiscard]] size_t last() const { return stages_.size() - 1; }
+  bool pass_stage(size_t stage, Work& work);
+  worker::StepResult finish(Work work);
   void retire(const worker::StepResult& result);
-  uint64_t state_in_kv(const DeviceSlot& slot, int32_t num_rows) const;
   void expect(bool condition, const std::string& what);
 
   const worker::WorkerLimits limits_;
   const FakeWorkersOptions options_;
   const std::shared_ptr<FakeControl> control_;
-  const FakeModel model_;
 
   // The caller's side.
   std::vector<PlannedSlot> planned_;
@@ -139,16 +130,13 @@ class FakeWorkers final : public worker::WorkerGroup {
   uint64_t num_submitted_ = 0, num_owners_ = 0;
 
   // The device's side.
-  std::vector<DeviceSlot> slots_;
-  std::vector<Snapshot> snapshots_, host_snapshots_;
-  std::vector<int32_t> host_kv_;  // [num_host_blocks, 64]
-  std::vector<int32_t> kv_;  // [num_blocks, 64]: the token of the row
-  SplitMix64 delays_{7};
-
-  BoundedQueue<worker::StepPlan> plans_{64};
+  std::vector<FakeStage> stages_;
+  std::vector<uint64_t> num_learnt_;                            // steps, by stage
+  std::vector<std::unique_ptr<BoundedQueue<Work>>> work_;       // by stage
+  std::vector<std::unique_ptr<BoundedQueue<Drawn>>> learning_;  // from the last stage to each of the others
   BoundedQueue<worker::StepMasks> masks_{64};
   BoundedQueue<worker::StepResult> results_{64};
-  std::jthread thread_;
+  std::vector<std::jthread> threads_;
 };
 
 }  // namespace quern::engine::testing

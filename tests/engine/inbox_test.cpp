@@ -57,6 +57,26 @@ TEST(Inbox, IsIdleOnlyWhenNothingSubmittedIsLeft) {
   EXPECT_TRUE(inbox.wait_until_idle(now));
 }
 
+TEST(Inbox, CallsWhoListensForWhateverComesNext) {
+  Inbox inbox(4, 4);
+  int num_calls = 0;
+  const auto listen = [&] { return inbox.listen([&] { ++num_calls; }); };
+  std::vector<Command> commands;
+  EXPECT_TRUE(listen());
+  inbox.post(Cancel{1});
+  EXPECT_EQ(num_calls, 1);
+  EXPECT_FALSE(listen()) << "something is there";
+  inbox.take(commands, false);
+  inbox.post(Cancel{2});
+  EXPECT_EQ(num_calls, 1) << "nobody listens since it was taken";
+  commands.clear();
+  inbox.take(commands, false);
+  EXPECT_TRUE(listen());
+  inbox.close();
+  EXPECT_EQ(num_calls, 2);
+  EXPECT_FALSE(listen());
+}
+
 TEST(Inbox, IgnoresMessagesOnceItIsClosed) {
   Inbox inbox(1, 1);
   inbox.post(Cancel{4});

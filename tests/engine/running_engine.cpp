@@ -44,6 +44,11 @@ void with_features(EngineSetup& setup, SpeculationMethod speculation, bool cache
   }
 }
 
+void with_stages(EngineSetup& setup, int32_t num_stages) {
+  setup.limits.num_stages = num_stages;
+  if (num_stages > 1) setup.workers.max_steps_in_flight = num_stages + 1;
+}
+
 RunningEngine::RunningEngine(const EngineSetup& setup)
     : model_(setup.limits.vocab_size),
       engine_(Engine::start(std::make_unique<FakeWorkers>(setup.limits, setup.workers, control_), setup.options)) {}

@@ -31,6 +31,9 @@ struct EngineSetup {
 /// Drafts of up to four tokens, always, snapshots for a prefix cache, and places in host memory.
 void with_features(EngineSetup& setup, SpeculationMethod speculation, bool cached, bool host = false);
 
+/// Workers that form a pipeline.
+void with_stages(EngineSetup& setup, int32_t num_stages);
+
 /// An engine with fake workers. When it goes, the test fails if a plan was wrong.
 class RunningEngine {
  public:
