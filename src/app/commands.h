@@ -1,8 +1,11 @@
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "app/option.h"
+#include "worker/worker_group.h"
 
 // The commands of quern, one file each.
 
@@ -21,7 +24,8 @@ Command man_command();
 /// Talks to a server; loading a MODEL itself needs text/ and server/.
 Command chat_command();
 /// Needs text/ and server/ (QUERN_SERVER); in a build without them, a command of the same name that says so.
-Command serve_command();
+/// `wrap`, where given, stands between the engine and the workers: for tests of what becomes of a server whose workers fail.
+Command serve_command(std::function<std::unique_ptr<worker::WorkerGroup>(std::unique_ptr<worker::WorkerGroup>)> wrap = {});
 
 /// All of them, in the order in which help lists them.
 std::vector<Command> all_commands();

@@ -198,7 +198,7 @@ void Api::add_headers(const HttpRequest& request, HttpAnswer& answer) const {
 HttpResponse Api::metrics(const ServicePtr& service) const {
   HttpResponse response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
-  if (service != nullptr) response.body = service->metrics.expose(service->context.engine->stats(), service->constraints.stats());
+  if (service != nullptr) response.body = service->metrics.expose(service->context.engine->stats(), service->constraints.stats(), service->context.engine->failure().has_value());
   const auto stats = [this] {
     const std::lock_guard lock(mutex_);
     return server_stats_ ? server_stats_() : std::pair<HttpStats, uint64_t>();

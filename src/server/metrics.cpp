@@ -118,7 +118,7 @@ void Metrics::count_http_response(int status) {
   families_->http_responses->Add(labels).Increment();
 }
 
-std::string Metrics::expose(const engine::EngineStats& stats, const ConstraintStats& constraints) const {
+std::string Metrics::expose(const engine::EngineStats& stats, const ConstraintStats& constraints, bool engine_failed) const {
   std::vector<MetricFamily> families = families_->registry.Collect();
   const auto add = [&](const char* name, const char* help, MetricType type, double value) {
     families.push_back({name, help, type, {metric(families_->labels, value, type)}});
@@ -172,6 +172,7 @@ std::string Metrics::expose(const engine::EngineStats& stats, const ConstraintSt
   Labels cache = families_->labels;
   cache.insert({{"block_size", "64"}, {"num_gpu_blocks", std::to_string(stats.num_blocks)}, {"num_cpu_blocks", std::to_string(stats.num_host_blocks)}});
   families.push_back({"vllm:cache_config_info", "The KV cache, in labels.", MetricType::Gauge, {metric(cache, 1, MetricType::Gauge)}});
+  add("quern:engine_failed", "1 once the engine has failed; the process then ends.", MetricType::Gauge, engine_failed ? 1 : 0);
   add("quern:steps_total", "Forward steps.", MetricType::Counter, static_cast<double>(stats.num_steps));
   add("quern:computed_rows_total", "Rows (tokens) computed in steps.", MetricType::Counter, static_cast<double>(stats.computed_rows));
   add("quern:discarded_rows_total", "Rows computed after their request had ended.", MetricType::Counter,

@@ -38,7 +38,7 @@ class Metrics {
   void count_http_response(int status);
 
   /// The exposition text; counters and gauges of the engine and of constrained output are those given.
-  [[nodiscard]] std::string expose(const engine::EngineStats& stats, const ConstraintStats& constraints = {}) const;
+  [[nodiscard]] std::string expose(const engine::EngineStats& stats, const ConstraintStats& constraints = {}, bool engine_failed = false) const;
 
  private:
   struct Families;

@@ -20,8 +20,8 @@ std::filesystem::path make_folder() {
   return name;
 }
 
-pid_t start(const std::vector<std::string>& arguments, const std::filesystem::path& folder) {
-  std::vector<std::string> words = {QUERN_PROGRAM};
+pid_t start(const std::vector<std::string>& arguments, const std::filesystem::path& folder, const std::string& program = QUERN_PROGRAM) {
+  std::vector<std::string> words = {program};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -60,8 +60,8 @@ ProgramResult run_quern(const std::vector<std::string>& arguments) {
   return result;
 }
 
-BackgroundProgram::BackgroundProgram(const std::vector<std::string>& arguments) : folder_(make_folder()) {
-  pid_ = start(arguments, folder_);
+BackgroundProgram::BackgroundProgram(const std::vector<std::string>& arguments, const std::string& program) : folder_(make_folder()) {
+  pid_ = program.empty() ? start(arguments, folder_) : start(arguments, folder_, program);
 }
 
 BackgroundProgram::~BackgroundProgram() {

@@ -16,10 +16,10 @@ struct ProgramResult {
 /// Runs build/quern with these arguments to its end.
 ProgramResult run_quern(const std::vector<std::string>& arguments);
 
-/// build/quern in the background. The destructor kills what still runs.
+/// build/quern, or another program, in the background. The destructor kills what still runs.
 class BackgroundProgram {
  public:
-  explicit BackgroundProgram(const std::vector<std::string>& arguments);
+  explicit BackgroundProgram(const std::vector<std::string>& arguments, const std::string& program = {});
   ~BackgroundProgram();
   BackgroundProgram(const BackgroundProgram&) = delete;
   BackgroundProgram& operator=(const BackgroundProgram&) = delete;

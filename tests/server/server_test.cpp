@@ -7,6 +7,7 @@
 namespace quern::server {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 class ServerApi : public ApiTest {};
@@ -28,12 +29,14 @@ TEST_F(ServerApi, IsAliveButNotReadyWhileTheModelLoads) {
 
 TEST_F(ServerApi, HealthTellsThatTheEngineHasFailed) {
   start();
+  EXPECT_THAT(get("/metrics").body, ContainsRegex(R"(quern:engine_failed\{[^}]*\} 0)"));
   engine_.set_failure(make_error(ErrorCode::kInternal, "the device is gone"));
   for (const char* path : {"/health", "/ready"}) {
     const ClientResponse response = get(path);
     EXPECT_EQ(response.status, 503);
     EXPECT_THAT(response.body, HasSubstr("the device is gone"));
   }
+  EXPECT_THAT(get("/metrics").body, ContainsRegex(R"(quern:engine_failed\{[^}]*\} 1)"));
 }
 
 TEST_F(ServerApi, ListsItsModels) {

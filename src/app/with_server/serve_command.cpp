@@ -5,12 +5,14 @@
 #include <cstdio>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "app/app.h"
 #include "app/build_info.h"
 #include "app/commands.h"
 #include "app/exit_code.h"
+#include "app/exit_deadline.h"
 #include "app/shutdown_signals.h"
 #include "app/startup.h"
 #include "app/with_server/model_text.h"
@@ -26,7 +28,14 @@
 namespace quern::app {
 namespace {
 
+using WrapWorkers = std::function<std::unique_ptr<worker::WorkerGroup>(std::unique_ptr<worker::WorkerGroup>)>;
+
+// After the engine has failed. A rank that waits for another gives up after ten seconds; with these the process has ended half a minute after a rank was lost.
+constexpr std::chrono::seconds kTellFailure{3};  // so long clients, probes and scrapers are told
+constexpr std::chrono::seconds kEndLatest{15};   // so long the end may take in all
+
 struct ServeOptions {
+  WrapWorkers wrap_workers;
   ModelOptions model;
   ModelTextOptions text;
   NetworkOptions network;
@@ -65,6 +74,12 @@ Result<void> serve_until_stopped(const engine::Engine& engine, const ServeOption
   return {};
 }
 
+/// Requests and /health get the reason for a while, so that whoever probes sees more than a closed port.
+void tell_failure(const Error& failure, ShutdownSignals& signals) {
+  log_error("{}; requests and /health are answered with that for {} s, then this process ends", failure.message, kTellFailure.count());
+  signals.wait_for(kTellFailure);
+}
+
 Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   log_info("quern {}", version_with_commit());
   ServiceNotifier notifier;
@@ -76,6 +91,7 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   server_settings.api.version = version();
   server_settings.api.page = !options.disable_page;
   allow_connections(options.network.max_connections);
+  std::optional<ExitDeadline> deadline;  // outlives all that may wait for a lost device
   // The engine is declared before the server and so outlives it.
   std::unique_ptr<engine::Engine> engine;
   ASSIGN_OR_RETURN(const std::unique_ptr<server::Server> server, server::Server::start(server_settings));
@@ -89,6 +105,7 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
                      if (percent != std::exchange(told, percent)) notifier.loading(fmt::format("loading {}: {} %", plan.config.name, percent));
                    }));
   server->set_loading({.phase = "starting_engine"});
+  if (options.wrap_workers) workers = options.wrap_workers(std::move(workers));
   engine = engine::Engine::start(std::move(workers), engine_options(options.model));
   server::ServerContext context;
   context.engine = engine.get();
@@ -109,6 +126,10 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   notifier.ready(fmt::format("serving {} at {}", name, url));
 
   const Result<void> end = serve_until_stopped(*engine, options, signals, notifier);
+  if (!end) {
+    deadline.emplace(kEndLatest);
+    tell_failure(end.error(), signals);
+  }
   reopening.reset();
   const auto timeout = std::chrono::seconds(end ? options.shutdown_timeout_seconds : 0);
   notifier.stopping(end ? "running requests may end" : end.error().message, timeout + std::chrono::seconds(30));
@@ -138,13 +159,15 @@ OptionGroup server_group(ServeOptions& o) {
 
 }  // namespace
 
-Command serve_command() {
+Command serve_command(WrapWorkers wrap) {
   auto options = std::make_shared<ServeOptions>();
+  options->wrap_workers = std::move(wrap);
   Command command{.name = "serve", .summary = "Serve a model over an OpenAI-compatible HTTP API"};
   command.description =
       "Everything that can be refused is refused before a weight is read. Then the server listens and answers 503 until the model is loaded; "
       "/ready says how far that is. / is a page to chat in a browser.\n\n"
-      "SIGTERM or SIGINT: no new requests; those that run may end within the timeout. A second signal stops at once.";
+      "SIGTERM or SIGINT: no new requests; those that run may end within the timeout. A second signal stops at once.\n\n"
+      "When a device is lost, every request ends with an error that says so, /health answers 503 with it, and the process ends with exit code 1.";
   command.groups.push_back(server_group(*options));
   for (OptionGroup& group : network_groups(options->network)) command.groups.push_back(std::move(group));
   add_model_options(command, options->model);

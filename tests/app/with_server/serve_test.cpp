@@ -1,6 +1,7 @@
 #include <signal.h>
 
 #include <fstream>
+#include <thread>
 
 #include "app/http_client.h"
 #include "app/program.h"
@@ -231,6 +232,84 @@ TEST_F(Serve, BenchServeSaysThatNothingListens) {
   const auto result = run_quern({"bench", "serve", "--port", "1", "--num-prompts", "1"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.log, HasSubstr("127.0.0.1:1"));
+}
+
+/// A server that loses its workers with the step that computes token 13, while two requests run; what became of them, and of it.
+class ServeLost : public Serve {
+ protected:
+  struct Lost {
+    std::string running, stream, health, metrics, late;
+    int running_status = 0, health_status = 0, late_status = 0, exit_code = -1;
+    std::string log;
+  };
+  static Lost lose(const std::string& how) {
+    std::vector<std::string> words = arguments();
+    words.insert(words.begin(), how);
+    BackgroundProgram server(words, QUERN_FAILING_SERVER);
+    Lost lost;
+    EXPECT_TRUE(server.wait_for_log("ready: ")) << server.log();
+    const HttpAddress address = address_of(server);
+    {
+      std::jthread running([&] {
+        const Result<HttpReply> reply = http_call(address, completion(8000));
+        EXPECT_OK(reply);
+        lost.running = reply->body;
+        lost.running_status = reply->status;
+      });
+      std::jthread stream([&] {
+        HttpCall call = completion(8000);
+        Json body = *parse_json(call.body, "request");
+        body["stream"] = true;
+        call.body = body.dump();
+        const Result<HttpReply> reply = http_call(address, call);
+        EXPECT_OK(reply);
+        lost.stream = reply->body;
+      });
+      while (num_running(address) < 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      const Json fatal{{"model", "tiny"}, {"prompt", {13}}, {"max_tokens", 5}};
+      EXPECT_EQ(http_call(address, {.method = "POST", .path = "/v1/completions", .body = fatal.dump()})->status, 500);
+    }
+    const Result<HttpReply> health = http_call(address, {.path = "/health"});
+    EXPECT_OK(health);
+    lost.health = health->body;
+    lost.health_status = health->status;
+    lost.metrics = http_call(address, {.path = "/metrics"})->body;
+    const Result<HttpReply> late = http_call(address, completion(5));
+    EXPECT_OK(late);
+    lost.late = late->body;
+    lost.late_status = late->status;
+    lost.exit_code = server.wait();
+    lost.log = server.log();
+    return lost;
+  }
+  static void expect_told(const Lost& lost) {
+    const auto reason = HasSubstr("no message from rank 1 for 10.0 s (add_partials 3 of 40 KiB, staged)");
+    EXPECT_EQ(lost.running_status, 500);
+    EXPECT_THAT(lost.running, reason);
+    EXPECT_THAT(lost.stream, reason);
+    EXPECT_THAT(lost.stream, HasSubstr("data: [DONE]"));
+    EXPECT_EQ(lost.health_status, 503);
+    EXPECT_THAT(lost.health, reason);
+    EXPECT_THAT(lost.metrics, HasSubstr("quern:engine_failed{engine=\"0\",model_name=\"tiny\"} 1"));
+    EXPECT_EQ(lost.late_status, 503);
+    EXPECT_THAT(lost.late, reason);
+    EXPECT_EQ(lost.exit_code, 1);
+    EXPECT_THAT(lost.log, HasSubstr("quern: the engine failed: rank 0 (cpu:0): no message from rank 1"));
+  }
+};
+
+TEST_F(ServeLost, ClientsAndProbesHearOfALostRankAndTheProcessEnds) {
+  const Lost lost = lose("error");
+  expect_told(lost);
+  EXPECT_THAT(lost.log, Not(HasSubstr("still waits for the devices")));
+}
+
+TEST_F(ServeLost, TheProcessEndsAlsoWhereADriverNeverReturns) {
+  const Lost lost = lose("hang");
+  EXPECT_THAT(lost.log, HasSubstr("something still waits for the devices after 15 s"));
+  EXPECT_EQ(lost.exit_code, 1);
+  EXPECT_EQ(lost.health_status, 503);
+  EXPECT_EQ(lost.late_status, 503);
 }
 
 }  // namespace
