@@ -5,6 +5,7 @@ set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY ON)
 
 include(GNUInstallDirs)
 install(FILES "${PROJECT_SOURCE_DIR}/packaging/grafana/quern.json" DESTINATION ${CMAKE_INSTALL_DATADIR}/quern/grafana)
+install(FILES "${PROJECT_SOURCE_DIR}/packaging/haproxy/quern.cfg" DESTINATION ${CMAKE_INSTALL_DATADIR}/quern/haproxy)
 install(FILES "${PROJECT_SOURCE_DIR}/packaging/prometheus/quern.rules.yml" DESTINATION ${CMAKE_INSTALL_DATADIR}/quern/prometheus)
 install(FILES "${PROJECT_SOURCE_DIR}/packaging/systemd/quern.service" DESTINATION lib/systemd/system)
 

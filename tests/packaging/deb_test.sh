@@ -29,7 +29,7 @@ done
 dpkg-deb -c "$deb" >"$work/list"
 for path in ./usr/bin/quern ./usr/lib/systemd/system/quern.service ./etc/default/quern ./usr/share/doc/quern/copyright ./usr/share/doc/quern/README.md \
             ./usr/share/doc/quern/operations.md ./usr/share/quern/grafana/quern.json \
-            ./usr/share/quern/prometheus/quern.rules.yml ./usr/share/man/man1/quern.1.gz ./usr/share/man/man1/quern-serve.1.gz \
+            ./usr/share/quern/haproxy/quern.cfg ./usr/share/quern/prometheus/quern.rules.yml ./usr/share/man/man1/quern.1.gz ./usr/share/man/man1/quern-serve.1.gz \
             ./usr/share/bash-completion/completions/quern ./usr/share/zsh/vendor-completions/_quern ./usr/share/fish/vendor_completions.d/quern.fish; do
   grep -q " $path\$" "$work/list" || { cat "$work/list"; fail "$path is not in it"; }
 done
