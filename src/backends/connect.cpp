@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "backends/cpu/collective.h"
+#include "backends/opencl/collective.h"
 #include "backends/platforms.h"
 
 namespace quern::backends {
@@ -21,7 +22,7 @@ const ops::TransportList& transports(ops::Platform platform) {
   static constexpr ops::TransportList kNone(ops::Absent{"devices of this platform do not exchange messages in this build"});
   switch (platform) {
     case ops::Platform::kCpu: return cpu::kTransports;
-    case ops::Platform::kOpenCl: return kNone;
+    case ops::Platform::kOpenCl: return opencl::kTransports;
     case ops::Platform::kCuda: return kNone;
   }
   CHECK_UNREACHABLE();

@@ -3,6 +3,7 @@
 
 #include "backends/cpu/collective.h"
 #include "backends/cpu/stream.h"
+#include "ops/gather_pieces.h"
 #include "ops/ranks.h"
 #include "ops/rendezvous.h"
 
@@ -51,12 +52,25 @@ std::string gathered(const std::vector<std::string>& parts, int64_t rows) {
 
 Platform platform() { return backends::open_device(device_under_test(), {.num_threads = 1}).value()->traits().platform; }
 
+/// Why the devices of the tests cannot be joined by a transport; empty: they can, or there are not two.
+std::string refusal(const Transport& transport) {
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<Device*> pointers;
+  for (const std::string& name : rank_device_names(2)) {
+    devices.push_back(backends::open_device(name, {.num_threads = 1}).value());
+    pointers.push_back(devices.back().get());
+  }
+  return pointers.empty() ? std::string() : transport.probe(pointers).reason;
+}
+
 class Collectives : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
     if (!candidate_under_test().ends_with(".plain")) GTEST_SKIP() << "once for a platform";
     const auto list = backends::transports(platform()).transports();
-    if (std::none_of(list.begin(), list.end(), [](const Transport& transport) { return transport.name == GetParam(); })) GTEST_SKIP() << "no transport of this platform";
+    const auto found = std::find_if(list.begin(), list.end(), [](const Transport& transport) { return transport.name == GetParam(); });
+    if (found == list.end()) GTEST_SKIP() << "no transport of this platform";
+    if (const std::string reason = refusal(*found); !reason.empty()) GTEST_SKIP() << reason;
   }
   /// Group sizes for which there are devices.
   static std::vector<int32_t> sizes() {
@@ -206,6 +220,7 @@ TEST_P(Collectives, GiveTheSameBitsAsEveryOtherTransport) {
   const int32_t n = sizes().back();
   std::vector<std::string> sums;
   for (const Transport& transport : backends::transports(platform()).transports()) {
+    if (!refusal(transport).empty()) continue;
     CollectiveOptions other = options();
     other.transport = transport.name;
     Ranks ranks(n, other);
@@ -436,6 +451,23 @@ TEST(Connect, JoinsOneRankWithItself) {
     rank.end().all_gather(x, all, std::vector<int64_t>{4}, launch);
     EXPECT_EQ(rank.download(all), rank.download(partial));
   });
+}
+
+TEST(GatherPieces, CoverEveryByteOfEveryRankOnce) {
+  for (const int64_t rows : {0, 1, 5})
+    for (const std::vector<size_t>& row_bytes : {std::vector<size_t>{100, 100}, {7, 0, 250}, {0, 0}, {1000, 1, 999}})
+      for (const size_t capacity : {64u, 100u, 300u, 4096u}) {
+        std::vector<std::vector<int>> seen;
+        for (const size_t width : row_bytes) seen.emplace_back(static_cast<size_t>(rows) * width, 0);
+        for_each_gather_piece(rows, row_bytes, capacity, [&](const GatherPiece& piece) {
+          for (size_t r = 0; r < row_bytes.size(); ++r) {
+            ASSERT_LE(piece.bytes(row_bytes[r]), capacity);
+            EXPECT_TRUE(piece.num_rows == 1 || piece.row_share(row_bytes[r]) == row_bytes[r]);
+            for (size_t i = 0; i < piece.bytes(row_bytes[r]); ++i) ++seen[r].at(piece.offset(row_bytes[r]) + i);
+          }
+        });
+        for (const std::vector<int>& rank : seen) EXPECT_EQ(std::count(rank.begin(), rank.end(), 1), std::ssize(rank));
+      }
 }
 
 TEST(Rendezvous, NamesEveryRankThatIsMissing) {

@@ -28,6 +28,7 @@ static_assert(same<kDeviceType, CL_DEVICE_TYPE> && same<kDeviceVendorId, CL_DEVI
 static_assert(same<kMemoryReadWrite, CL_MEM_READ_WRITE> && same<kMemoryUseHostPointer, CL_MEM_USE_HOST_PTR> && same<kMemoryAllocHostPointer, CL_MEM_ALLOC_HOST_PTR> &&
               same<kMapRead, CL_MAP_READ> && same<kMapWrite, CL_MAP_WRITE>);
 static_assert(same<kProgramBinarySizes, CL_PROGRAM_BINARY_SIZES> && same<kProgramBinaries, CL_PROGRAM_BINARIES> && same<kProgramBuildLog, CL_PROGRAM_BUILD_LOG>);
+static_assert(same<kComplete, CL_COMPLETE>);
 #ifdef CL_DEVICE_IP_VERSION_INTEL
 static_assert(same<kDeviceIpVersionIntel, CL_DEVICE_IP_VERSION_INTEL>);
 #endif

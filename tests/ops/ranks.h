@@ -14,7 +14,17 @@
 
 namespace quern::ops::testing {
 
-/// Devices for `n` ranks: QUERN_TEST_DEVICES ("cuda:0,cuda:1,..."), else as many CPU devices, else, on OpenCL, one device opened as often. Empty where there are fewer.
+/// GPUs of the machine.
+inline int32_t num_cuda_devices() {
+  static const int32_t count = [] {
+    int32_t n = 0;
+    while (backends::open_device(fmt::format("cuda:{}", n), {}).has_value()) ++n;
+    return n;
+  }();
+  return count;
+}
+
+/// Devices for `n` ranks: QUERN_TEST_DEVICES ("cuda:0,cuda:1,..."), else as many CPU devices or GPUs, or, on OpenCL, one device opened as often. Empty where there are fewer.
 inline std::vector<std::string> rank_device_names(int32_t n) {
   std::vector<std::string> names;
   if (const char* list = std::getenv("QUERN_TEST_DEVICES")) {
@@ -24,7 +34,9 @@ inline std::vector<std::string> rank_device_names(int32_t n) {
       names.push_back(text.substr(begin, end - begin));
       begin = end + 1;
     }
-  } else if (platform_under_test() != "cuda") {
+  } else if (platform_under_test() == "cuda") {
+    for (int32_t i = 0; i < std::min(n, num_cuda_devices()); ++i) names.push_back(fmt::format("cuda:{}", i));
+  } else {
     names.assign(static_cast<size_t>(n), device_under_test());
   }
   if (std::ssize(names) < n) return {};
@@ -43,7 +55,7 @@ class RankUnderTest {
   [[nodiscard]] Device& device() const { return device_; }
   [[nodiscard]] Stream& stream() const { return *stream_; }
   [[nodiscard]] Collective& end() const { return *end_; }
-  Launch launch() { return {*stream_, {}}; }
+  Launch launch() { return {*stream_, {workspace_.get(), 0, DType::kU8, Shape{workspace_ == nullptr ? 0 : static_cast<int64_t>(workspace_->size_bytes())}}}; }
 
   TensorView tensor(DType dtype, const Shape& shape) {
     const auto bytes = static_cast<size_t>(shape.num_elements()) * dtype_size(dtype);
@@ -67,8 +79,13 @@ class RankUnderTest {
     EXPECT_OK(stream_->finish());
     return bytes;
   }
+  /// The kernel; launches from now on have the workspace for up to kMaxRows rows.
+  static constexpr int64_t kMaxRows = 4000;
   std::unique_ptr<Combine::Kernel> combine(int64_t hidden, DType dtype, int32_t num_ranks) {
-    return backends::kernel_table(device_.traits().platform).combine.candidates().back().make({hidden, num_ranks, dtype}, device_).value();
+    auto kernel = backends::kernel_table(device_.traits().platform).combine.candidates().back().make({hidden, num_ranks, dtype}, device_).value();
+    const size_t wanted = kernel->workspace_bytes(kMaxRows);
+    if (workspace_ == nullptr || workspace_->size_bytes() < wanted) workspace_ = device_.allocate(wanted, "workspace").value();
+    return kernel;
   }
   void release_tensors() { buffers_.clear(); }
 
@@ -79,6 +96,7 @@ class RankUnderTest {
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Collective> end_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::unique_ptr<Buffer> workspace_;
 };
 
 class Ranks {

@@ -42,6 +42,7 @@ inline constexpr uint64_t kMapRead = 1 << 0, kMapWrite = 1 << 1;
 
 inline constexpr uint32_t kProgramBinarySizes = 0x1165, kProgramBinaries = 0x1166, kProgramBuildLog = 0x1183;
 inline constexpr uint32_t kTrue = 1, kFalse = 0;
+inline constexpr int32_t kComplete = 0;  // status of an event; negative: an error
 
 inline constexpr uint32_t kVendorIntel = 0x8086;
 
@@ -97,6 +98,8 @@ inline constexpr uint32_t kVendorIntel = 0x8086;
   X(mark, "clEnqueueMarkerWithWaitList", Status, (QueueObject * queue, uint32_t num_events, EventObject* const* events, EventObject** event))                            \
   X(flush, "clFlush", Status, (QueueObject * queue))                                                                                                                    \
   X(finish, "clFinish", Status, (QueueObject * queue))                                                                                                                  \
+  X(user_event_create, "clCreateUserEvent", EventObject*, (ContextObject * context, Status* status))                                                                    \
+  X(user_event_set, "clSetUserEventStatus", Status, (EventObject * event, int32_t execution_status))                                                                    \
   X(wait_for_events, "clWaitForEvents", Status, (uint32_t num_events, EventObject* const* events))                                                                      \
   X(event_retain, "clRetainEvent", Status, (EventObject * event))                                                                                                       \
   X(event_release, "clReleaseEvent", Status, (EventObject * event))

@@ -10,6 +10,26 @@ const Buffer* buffer_of(const ops::TensorView& view) { return static_cast<const 
 
 }  // namespace
 
+Result<Event> Event::make_gate(std::shared_ptr<Context> context) {
+  Status status = kSuccess;
+  EventObject* handle = context->driver.user_event_create(context->handle, &status);
+  if (handle == nullptr) return make_error(ErrorCode::kInternal, "{} makes no event: {}", context->device_name, describe(status));
+  return Event(std::move(context), handle);
+}
+
+void FirstError::set(Error error) {
+  const std::lock_guard lock(mutex_);
+  if (error_) return;
+  error_ = std::move(error);
+  set_.store(true, std::memory_order_release);
+}
+
+Result<void> FirstError::outcome() const {
+  if (!is_set()) return {};
+  const std::lock_guard lock(mutex_);
+  return *error_;
+}
+
 Stream::~Stream() {
   context_->driver.finish(queue_);
   for (EventObject* mark : marks_)
@@ -17,17 +37,6 @@ Stream::~Stream() {
   context_->driver.queue_release(queue_);
 }
 
-void Stream::fail(Error error) {
-  const std::lock_guard lock(mutex_);
-  if (!error_) error_ = std::move(error);
-  failed_.store(true, std::memory_order_release);
-}
-
-Result<void> Stream::outcome() const {
-  if (!failed()) return {};
-  const std::lock_guard lock(mutex_);
-  return *error_;
-}
 
 bool Stream::succeeded(Status status, const char* what) {
   if (status == kSuccess) return true;
@@ -101,6 +110,41 @@ void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
   succeeded(context_->driver.read(queue_, buffer_of(source)->handle(), kFalse, source.offset_bytes, source.size_bytes(), destination, 0, nullptr, nullptr),
             "a copy to the host");
   take_back();
+}
+
+Event Stream::read(const ops::TensorView& source, void* destination, const Event* gate) {
+  if (failed() || source.empty()) return {};
+  lend(buffer_of(source));
+  EventObject* const waited = gate == nullptr ? nullptr : gate->handle();
+  EventObject* event = nullptr;
+  succeeded(context_->driver.read(queue_, buffer_of(source)->handle(), kFalse, source.offset_bytes, source.size_bytes(), destination, gate == nullptr ? 0 : 1,
+                                  gate == nullptr ? nullptr : &waited, &event),
+            "a copy to the host");
+  take_back();
+  return {context_, event};
+}
+
+Event Stream::write(const void* source, const ops::TensorView& destination, const Event* gate) {
+  if (failed() || destination.empty()) return {};
+  lend(buffer_of(destination));
+  EventObject* const waited = gate == nullptr ? nullptr : gate->handle();
+  EventObject* event = nullptr;
+  succeeded(context_->driver.write(queue_, buffer_of(destination)->handle(), kFalse, destination.offset_bytes, destination.size_bytes(), source, gate == nullptr ? 0 : 1,
+                                   gate == nullptr ? nullptr : &waited, &event),
+            "a copy to the device");
+  take_back();
+  return {context_, event};
+}
+
+Event Stream::passage() {
+  if (failed()) return {};
+  EventObject* event = nullptr;
+  succeeded(context_->driver.mark(queue_, 0, nullptr, &event), "a place in the queue");
+  return {context_, event};
+}
+
+void Stream::flush() {
+  if (!failed()) succeeded(context_->driver.flush(queue_), "submitting work");
 }
 
 void Stream::copy(const ops::TensorView& source, const ops::TensorView& destination) {

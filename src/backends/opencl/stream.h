@@ -6,11 +6,55 @@
 #include <mutex>
 #include <optional>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "backends/opencl/device.h"
 
 namespace quern::opencl {
+
+/// A place in a queue, or a gate that the host opens.
+class Event {
+ public:
+  Event() = default;
+  Event(std::shared_ptr<Context> context, EventObject* handle) : context_(std::move(context)), handle_(handle) {}
+  Event(Event&& other) noexcept : context_(std::move(other.context_)), handle_(std::exchange(other.handle_, nullptr)) {}
+  Event& operator=(Event&& other) noexcept {
+    std::swap(context_, other.context_);
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Event() {
+    if (handle_ != nullptr) context_->driver.event_release(handle_);
+  }
+  /// Work that waits for it waits until open() or close().
+  static Result<Event> make_gate(std::shared_ptr<Context> context);
+  void open() const { context_->driver.user_event_set(handle_, kComplete); }
+  /// What waits for it ends with an error, and so does what stands behind that in its queue.
+  void close() const { context_->driver.user_event_set(handle_, -1); }
+
+  [[nodiscard]] bool exists() const { return handle_ != nullptr; }
+  [[nodiscard]] EventObject* handle() const { return handle_; }
+  /// Until the work has ended; its error.
+  [[nodiscard]] Status wait() const { return context_->driver.wait_for_events(1, &handle_); }
+
+ private:
+  std::shared_ptr<Context> context_;
+  EventObject* handle_ = nullptr;
+};
+
+/// The first error of a stream, which others may have found. Thread-safe.
+class FirstError {
+ public:
+  void set(Error error);
+  [[nodiscard]] bool is_set() const { return set_.load(std::memory_order_acquire); }
+  [[nodiscard]] Result<void> outcome() const;
+
+ private:
+  std::atomic<bool> set_ = false;
+  mutable std::mutex mutex_;
+  std::optional<Error> error_;
+};
 
 /// In-order work on one device. The first failure is kept, nothing is enqueued after it, and finish() and wait() report it. Launches are not recorded: the drivers of
 /// the cards that we care for replay nothing, and a list kept by the host would save no launch.
@@ -26,6 +70,19 @@ class Stream final : public ops::Stream {
   Result<void> finish() override;
   ops::Mark mark() override;
   Result<void> wait(ops::Mark mark) override;
+
+  // For collectives: a thread of theirs sees the queue arrive at an event, and opens gates.
+  /// As copy_to_host and copy_to_device; the copy begins when `gate` is open, where one is given. No event: the stream has failed.
+  Event read(const ops::TensorView& source, void* destination, const Event* gate);
+  Event write(const void* source, const ops::TensorView& destination, const Event* gate);
+  /// Passed when all before it is done.
+  Event passage();
+  /// Hands to the device what was enqueued.
+  void flush();
+  void fail(Error error) { error_->set(std::move(error)); }
+  [[nodiscard]] Result<void> outcome() const { return error_->outcome(); }
+  [[nodiscard]] const std::shared_ptr<FirstError>& error() const { return error_; }
+  [[nodiscard]] const std::shared_ptr<Context>& context() const { return context_; }
 
   /// Writes a value of 1, 2, 4 ... 128 bytes, which may be gone when this returns.
   template <class T>
@@ -61,9 +118,7 @@ class Stream final : public ops::Stream {
   void take_back();
   /// Keeps the first failure; `what` names it.
   bool succeeded(Status status, const char* what);
-  void fail(Error error);
-  [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
-  [[nodiscard]] Result<void> outcome() const;
+  [[nodiscard]] bool failed() const { return error_->is_set(); }
 
   std::shared_ptr<Context> context_;
   QueueObject* queue_;
@@ -72,9 +127,8 @@ class Stream final : public ops::Stream {
   KernelObject* launching_ = nullptr;
   uint32_t num_arguments_ = 0;
   Status argument_status_ = kSuccess;
-  std::atomic<bool> failed_ = false;
-  mutable std::mutex mutex_;  // of error_ and marks_: wait() is called from another thread
-  std::optional<Error> error_;
+  std::shared_ptr<FirstError> error_ = std::make_shared<FirstError>();
+  std::mutex mutex_;  // of marks_: wait() is called from another thread
   std::array<EventObject*, kMaxMarks> marks_{};
   ops::Mark num_marks_ = 0;
   std::atomic<const char*> last_launch_ = nullptr;  // for messages, which wait() may make
