@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "backends/cpu/collective.h"
+#include "backends/cuda/collective.h"
 #include "backends/opencl/collective.h"
 #include "backends/platforms.h"
 
@@ -19,11 +20,10 @@ std::vector<std::string_view> names_of(std::span<const ops::Transport> transport
 }  // namespace
 
 const ops::TransportList& transports(ops::Platform platform) {
-  static constexpr ops::TransportList kNone(ops::Absent{"devices of this platform do not exchange messages in this build"});
   switch (platform) {
     case ops::Platform::kCpu: return cpu::kTransports;
     case ops::Platform::kOpenCl: return opencl::kTransports;
-    case ops::Platform::kCuda: return kNone;
+    case ops::Platform::kCuda: return cuda::kTransports;
   }
   CHECK_UNREACHABLE();
 }

@@ -18,7 +18,8 @@ static_assert(sizeof(DeviceAddress) == sizeof(CUdeviceptr) && sizeof(DeviceOrdin
 
 template <auto kOurs, auto kTheirs>
 constexpr bool same = static_cast<long long>(kOurs) == static_cast<long long>(kTheirs);
-static_assert(same<kSuccess, CUDA_SUCCESS> && same<kOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY> && same<kNoDevice, CUDA_ERROR_NO_DEVICE>);
+static_assert(same<kSuccess, CUDA_SUCCESS> && same<kOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY> && same<kNoDevice, CUDA_ERROR_NO_DEVICE> &&
+              same<kPeerAccessAlreadyEnabled, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED>);
 static_assert(same<kAttributeNumSms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT> && same<kAttributeMemoryClockKhz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE> &&
               same<kAttributeMemoryBusBits, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH> && same<kAttributeL2Bytes, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE> &&
               same<kAttributeComputeMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR> && same<kAttributeComputeMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR> &&

@@ -59,6 +59,7 @@ class Device final : public ops::Device {
   [[nodiscard]] size_t allocated_bytes() const override { return context_->allocated_bytes.load(std::memory_order_relaxed); }
 
   [[nodiscard]] const Context& context() const { return *context_; }
+  [[nodiscard]] const std::shared_ptr<Context>& shared_context() const { return context_; }
   [[nodiscard]] int num_sms() const { return traits_.num_cores; }
   /// Dynamic shared memory that one block may have.
   [[nodiscard]] int max_shared_bytes() const { return max_shared_bytes_; }

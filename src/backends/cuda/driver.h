@@ -23,7 +23,7 @@ struct GraphObject;
 struct GraphExecObject;
 
 inline constexpr Status kSuccess = 0, kOutOfMemory = 2, kNoDevice = 100, kInvalidDevice = 101, kNoBinaryForGpu = 209, kNotFound = 500, kNotReady = 600,
-                        kInvalidPtx = 218, kUnsupportedPtxVersion = 222, kSystemDriverMismatch = 803;
+                        kInvalidPtx = 218, kUnsupportedPtxVersion = 222, kPeerAccessAlreadyEnabled = 704, kSystemDriverMismatch = 803;
 
 inline constexpr int kAttributeNumSms = 16, kAttributeMemoryClockKhz = 36, kAttributeMemoryBusBits = 37, kAttributeL2Bytes = 38, kAttributeComputeMajor = 75,
                      kAttributeComputeMinor = 76, kAttributeMaxSharedBytes = 97;
@@ -78,6 +78,8 @@ inline constexpr int kFillZeros = 0;
   X(context_retain, "cuDevicePrimaryCtxRetain", (ContextObject * *context, DeviceOrdinal device))                                        \
   X(context_release, "cuDevicePrimaryCtxRelease_v2", (DeviceOrdinal device))                                                             \
   X(context_set, "cuCtxSetCurrent", (ContextObject * context))                                                                           \
+  X(can_access_peer, "cuDeviceCanAccessPeer", (int* can, DeviceOrdinal device, DeviceOrdinal peer))                                       \
+  X(enable_peer_access, "cuCtxEnablePeerAccess", (ContextObject * peer, unsigned flags))                                                 \
   X(memory_info, "cuMemGetInfo_v2", (size_t * free_bytes, size_t* total_bytes))                                                          \
   X(memory_allocate, "cuMemAlloc_v2", (DeviceAddress * address, size_t bytes))                                                           \
   X(memory_free, "cuMemFree_v2", (DeviceAddress address))                                                                                \

@@ -61,7 +61,21 @@ void Stream::fail(Error error) {
   failed_.store(true, std::memory_order_release);
 }
 
-Result<void> Stream::outcome() const {
+void Stream::watch(std::shared_ptr<Watched> watched) {
+  const std::lock_guard lock(error_mutex_);
+  watched_.push_back(std::move(watched));
+}
+
+Result<void> Stream::outcome() {
+  if (!failed()) {
+    std::vector<std::shared_ptr<Watched>> watched;
+    {
+      const std::lock_guard lock(error_mutex_);
+      if (!watched_.empty()) watched = watched_;
+    }
+    for (const auto& each : watched)
+      if (const auto outcome = each->outcome(); !outcome) fail(outcome.error());
+  }
   if (!failed()) return {};
   const std::lock_guard lock(error_mutex_);
   return *error_;
@@ -87,7 +101,7 @@ void Stream::enqueue_launch(FunctionObject* function, const char* name, const La
     attribute.id = kLaunchCluster;
     attribute.value.cluster = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
   }
-  if (shape.programmatic) {
+  if (shape.programmatic && (!recording_ || follows_kernel_)) {
     LaunchAttribute& attribute = attributes[num_attributes++];
     attribute.id = kLaunchProgrammatic;
     attribute.value.programmatic = 1;
@@ -101,6 +115,7 @@ void Stream::enqueue_launch(FunctionObject* function, const char* name, const La
                     context_->driver.describe(status)));
     return;
   }
+  follows_kernel_ = true;
   last_launch_.store(name, std::memory_order_relaxed);
   if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "a kernel");
 }
@@ -227,6 +242,7 @@ void Stream::copy(const ops::TensorView& source, const ops::TensorView& destinat
   CHECK(source.size_bytes() == destination.size_bytes());
   if (failed() || source.empty()) return;
   context_->make_current();
+  follows_kernel_ = false;
   succeeded(context_->driver.copy(address_of(destination), address_of(source), source.size_bytes(), handle_), "a copy");
   if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "a copy");
 }
@@ -235,6 +251,7 @@ void Stream::fill_zero(const ops::TensorView& destination) {
   flush();
   if (failed() || destination.empty()) return;
   context_->make_current();
+  follows_kernel_ = false;
   succeeded(context_->driver.fill(address_of(destination), 0, destination.size_bytes(), handle_), "clearing memory");
   if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "clearing memory");
 }
@@ -243,11 +260,12 @@ Result<void> Stream::finish() {
   flush();
   context_->make_current();
   if (!failed()) succeeded(context_->driver.stream_synchronize(handle_), "waiting for work");
-  if (!failed())
+  const auto result = outcome();
+  if (result)
     for (const Download& download : downloads_) std::memcpy(download.destination, download.staged, download.size_bytes);
   downloads_.clear();
   download_used_ = 0;
-  return outcome();
+  return result;
 }
 
 ops::Mark Stream::mark() {
@@ -270,11 +288,13 @@ void Stream::begin_recording() {
   flush();
   if (failed()) return;
   context_->make_current();
+  recording_ = follows_kernel_ = true;
   succeeded(context_->driver.stream_begin_capture(handle_, kCaptureThreadLocal), "recording");
 }
 
 Result<std::unique_ptr<ops::Graph>> Stream::end_recording() {
   flush();
+  recording_ = false;
   RETURN_IF_ERROR(outcome());
   context_->make_current();
   GraphObject* graph = nullptr;

@@ -92,6 +92,18 @@ class Stream final : public ops::Stream {
     enqueue_launch(function.handle, function.name, shape, const_cast<Args*>(&args));
   }
 
+  /// Whatever can go wrong on the device without the driver's knowledge.
+  class Watched {
+   public:
+    virtual ~Watched() = default;
+    /// From the threads that call finish() and wait().
+    virtual Result<void> outcome() = 0;
+  };
+  /// finish() and wait() ask `watched`, too.
+  void watch(std::shared_ptr<Watched> watched);
+  void fail(Error error);
+  [[nodiscard]] Result<void> outcome();
+
   void record(const Event& event);
   /// Seconds between two recorded events, once both have passed.
   Result<double> seconds_between(const Event& begin, const Event& end);
@@ -118,9 +130,7 @@ class Stream final : public ops::Stream {
   void enqueue_launch(FunctionObject* function, const char* name, const LaunchShape& shape, void* args);
   /// Keeps the first failure; `what` names it.
   bool succeeded(Status status, const char* what);
-  void fail(Error error);
   [[nodiscard]] bool failed() const { return failed_.load(std::memory_order_acquire); }
-  [[nodiscard]] Result<void> outcome() const;
   bool make_stages();
   std::byte* stage(size_t size_bytes);
   void next_stage();
@@ -129,10 +139,12 @@ class Stream final : public ops::Stream {
   std::shared_ptr<Context> context_;
   StreamObject* handle_;
   bool await_launches_;
+  bool recording_ = false, follows_kernel_ = true;  // in a graph, only a kernel may start before the end of what it follows, and only of a kernel
   std::unique_ptr<Deferred> deferred_;
   std::atomic<bool> failed_ = false;
-  mutable std::mutex error_mutex_;  // wait() is called from another thread
+  mutable std::mutex error_mutex_;  // of error_ and watched_: wait() is called from another thread
   std::optional<Error> error_;
+  std::vector<std::shared_ptr<Watched>> watched_;
   std::vector<Event> marks_;
   ops::Mark num_marks_ = 0;
   std::atomic<const char*> last_launch_ = nullptr;  // for messages, which wait() may make
