@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "backends/cuda/stream.h"
@@ -37,7 +39,15 @@ class Bench : public BenchTensors {
   static constexpr int kRepeats = 7;
 };
 
+/// What is measured, of everything: of each list an empty one means all.
+struct Selection {
+  std::vector<std::string> ops;  // "linears", "gdn_mix", "attention", "sample"
+  std::vector<int> rows;         // of linear layers, and runs of the mixers' decode rows or their prompt rows
+  [[nodiscard]] bool has(std::string_view op) const { return ops.empty() || std::find(ops.begin(), ops.end(), op) != ops.end(); }
+  [[nodiscard]] bool has(int count) const { return rows.empty() || std::find(rows.begin(), rows.end(), count) != rows.end(); }
+};
+
 /// attention, gdn_mix and sample of Qwen3.6-27B, decode and prompt rows, as `rules` choose their candidates; results are added to `results`.
-void bench_mixers(Bench& bench, double read_limit, const ops::SelectionRules& rules, Json& results);
+void bench_mixers(Bench& bench, const Selection& selection, double read_limit, const ops::SelectionRules& rules, Json& results);
 
 }  // namespace quern

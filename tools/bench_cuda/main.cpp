@@ -11,7 +11,7 @@
 // Linear layers of Qwen3.6-27B in block FP8 on one NVIDIA GPU: each alone and in sequence, decode and prompt rows, beside the read rate measured in the same run.
 // Then attention, gdn_mix and the sampler. Weights are random and of several layers, more than the L2 cache holds. Times are medians of events around recorded launches.
 //
-//   bench_cuda [--only linears|mixers] [--kernel OP=CANDIDATE]... [results.json]
+//   bench_cuda [--only linears,mixers,gdn_mix,attention,sample] [--rows N,N,...] [--kernel OP=CANDIDATE]... [results.json]
 
 namespace quern {
 namespace {
@@ -49,7 +49,7 @@ struct Layers {
   }
 };
 
-void bench_linears(Bench& bench, double read_limit, const ops::SelectionRules& rules, Json& results) {
+void bench_linears(Bench& bench, const Selection& selection, double read_limit, const ops::SelectionRules& rules, Json& results) {
   const WeightScheme fp8 = WeightScheme::kFp8Block, bf16 = WeightScheme::kBF16;
   const auto qkv = bench.weight(kQkv, kHidden, fp8), z = bench.weight(kZ, kHidden, fp8), b = bench.weight(kHeads, kHidden, bf16), a = bench.weight(kHeads, kHidden, bf16);
   const auto gate = bench.weight(kWidth, kHidden, fp8), up = bench.weight(kWidth, kHidden, fp8), down = bench.weight(kHidden, kWidth, fp8);
@@ -110,6 +110,7 @@ void bench_linears(Bench& bench, double read_limit, const ops::SelectionRules& r
   const double layer_bytes = gdn_in.stored_bytes + out_residual.stored_bytes + mlp_in.stored_bytes + down_residual.stored_bytes;
   const double layer_flops = gdn_in.flops + out_residual.flops + mlp_in.flops + down_residual.flops;
   for (const int32_t n : {1, 2, 4, 8, 16, 32, 64, 128, 256}) {
+    if (!selection.has(n)) continue;
     set_rows(n, ops::RowKind::kDecode);
     add("gdn_in", each(do_gdn_in), gdn_in.stored_bytes, gdn_in.flops);
     add("out_residual", each(do_out), out_residual.stored_bytes, out_residual.flops);
@@ -130,6 +131,7 @@ void bench_linears(Bench& bench, double read_limit, const ops::SelectionRules& r
     add("layer", layer, layer_bytes, layer_flops);
   }
   for (const int32_t n : {512, 2048, 8192}) {
+    if (!selection.has(n)) continue;
     set_rows(n, ops::RowKind::kPrompt);
     add("gdn_in", each(do_gdn_in), gdn_in.stored_bytes, gdn_in.flops);
     add("out_residual", each(do_out), out_residual.stored_bytes, out_residual.flops);
@@ -138,7 +140,7 @@ void bench_linears(Bench& bench, double read_limit, const ops::SelectionRules& r
   }
 }
 
-int run(const char* file, std::string_view only, const ops::SelectionRules& rules) {
+int run(const char* file, const Selection& selection, const ops::SelectionRules& rules) {
   auto device = backends::open_device("cuda", {});
   if (!device) {
     fmt::print(stderr, "{}\n", device.error().message);
@@ -164,8 +166,8 @@ int run(const char* file, std::string_view only, const ops::SelectionRules& rule
   results["read_limit_gb_s"] = read_limit / 1e9;
   fmt::print("{}: reads {:.0f} GB/s\n", bench.device().traits().name, read_limit / 1e9);
 
-  if (only != "mixers") bench_linears(bench, read_limit, rules, results);
-  if (only != "linears") bench_mixers(bench, read_limit, rules, results);
+  if (selection.has("linears")) bench_linears(bench, selection, read_limit, rules, results);
+  bench_mixers(bench, selection, read_limit, rules, results);
   if (file != nullptr) std::ofstream(file) << results.dump(1) << "\n";
   return 0;
 }
@@ -175,21 +177,44 @@ int run(const char* file, std::string_view only, const ops::SelectionRules& rule
 
 int main(int argc, char** argv) {
   const char* file = nullptr;
-  std::string_view only;
+  quern::Selection selection;
   quern::ops::SelectionRules rules;
+  const auto words = [](std::string_view list) {
+    std::vector<std::string> found;
+    for (size_t begin = 0; begin <= list.size();) {
+      const size_t end = std::min(list.find(',', begin), list.size());
+      found.emplace_back(list.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    return found;
+  };
+  bool understood = true;
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
-    if (argument == "--only" && i + 1 < argc) {
-      only = argv[++i];
-    } else if (const std::string_view choice = i + 1 < argc ? argv[i + 1] : ""; argument == "--kernel" && choice.find('=') != std::string_view::npos) {
-      rules.forced.emplace(choice.substr(0, choice.find('=')), choice.substr(choice.find('=') + 1));
-      ++i;
-    } else if (argument.starts_with("-") || file != nullptr || (!only.empty() && only != "linears" && only != "mixers")) {
-      fmt::print(stderr, "usage: bench_cuda [--only linears|mixers] [--kernel OP=CANDIDATE]... [results.json]\n");
-      return 2;
-    } else {
+    if (!argument.starts_with("-")) {
+      understood = understood && file == nullptr;
       file = argv[i];
+      continue;
+    }
+    const std::string_view value = i + 1 < argc ? argv[++i] : "";
+    const size_t equals = value.find('=');
+    if (argument == "--only") {
+      for (const std::string& op : words(value)) {
+        if (op == "mixers") selection.ops.insert(selection.ops.end(), {"gdn_mix", "attention", "sample"});
+        else selection.ops.push_back(op);
+      }
+      for (const std::string& op : selection.ops) understood = understood && (op == "linears" || op == "gdn_mix" || op == "attention" || op == "sample");
+    } else if (argument == "--rows") {
+      for (const std::string& word : words(value)) selection.rows.push_back(std::atoi(word.c_str()));
+    } else if (argument == "--kernel" && equals != std::string_view::npos) {
+      rules.forced.emplace(value.substr(0, equals), value.substr(equals + 1));
+    } else {
+      understood = false;
     }
   }
-  return quern::run(file, only, rules);
+  if (!understood) {
+    fmt::print(stderr, "usage: bench_cuda [--only linears,mixers,gdn_mix,attention,sample] [--rows N,N,...] [--kernel OP=CANDIDATE]... [results.json]\n");
+    return 2;
+  }
+  return quern::run(file, selection, rules);
 }

@@ -55,7 +55,7 @@ std::unique_ptr<typename Op::Kernel> make(Bench& bench, const ops::SelectionRule
 
 class Mixers {
  public:
-  Mixers(Bench& bench, double read_limit, const ops::SelectionRules& rules, Json& results) : bench_(bench), read_limit_(read_limit), rules_(rules), results_(results) {}
+  Mixers(Bench& bench, const Selection& selection, double read_limit, const ops::SelectionRules& rules, Json& results) : bench_(bench), selection_(selection), read_limit_(read_limit), rules_(rules), results_(results) {}
 
   void gdn_mix() {
     ops::GdnMix::Problem problem;
@@ -69,9 +69,11 @@ class Mixers {
     const auto packed = bench_.device().allocate(kernel->packed_bytes(), "weights").value();
     kernel->pack({bench_.random(DType::kBF16, {channels, 4}), bench_.filled({kVHeads}, -3), bench_.filled({kVHeads}, 0.5f), bench_.filled({kGdnDim}, 1)}, *packed,
                  bench_.stream());
-    for (const auto& [runs, rows] : {std::pair{1, 1}, {1, 4}, {4, 1}, {16, 1}, {16, 4}, {64, 1}, {256, 1}}) mix(*kernel, *packed, channels, runs, rows, 1056, ops::RowKind::kDecode);
-    for (const int rows : {512, 1024, 2048, 8192}) mix(*kernel, *packed, channels, 1, rows, 0, ops::RowKind::kPrompt);
-    mix(*kernel, *packed, channels, 4, 512, 0, ops::RowKind::kPrompt);
+    for (const auto& [runs, rows] : {std::pair{1, 1}, {1, 4}, {4, 1}, {16, 1}, {16, 4}, {64, 1}, {256, 1}})
+      if (selection_.has(runs)) mix(*kernel, *packed, channels, runs, rows, 1056, ops::RowKind::kDecode);
+    for (const int rows : {512, 1024, 2048, 8192})
+      if (selection_.has(rows)) mix(*kernel, *packed, channels, 1, rows, 0, ops::RowKind::kPrompt);
+    if (selection_.has(512)) mix(*kernel, *packed, channels, 4, 512, 0, ops::RowKind::kPrompt);
   }
 
   void attention() {
@@ -79,13 +81,15 @@ class Mixers {
     for (int32_t head = 0; head < kQHeads; ++head) problem.kv_head.push_back(head / static_cast<int32_t>(kQHeads / kKvHeads));
     const auto kernel = make<ops::Attention>(bench_, rules_, problem, results_);
     for (const auto& [runs, rows, context] : {std::tuple{1, 1, 1024}, {1, 4, 1024}, {16, 1, 1024}, {64, 1, 1024}, {256, 1, 1024}, {1, 1, 131072 - 64}})
-      attend(*kernel, runs, rows, context, ops::RowKind::kDecode);
-    for (const int rows : {512, 1024, 2048, 8192}) attend(*kernel, 1, rows, 0, ops::RowKind::kPrompt);
+      if (selection_.has(runs)) attend(*kernel, runs, rows, context, ops::RowKind::kDecode);
+    for (const int rows : {512, 1024, 2048, 8192})
+      if (selection_.has(rows)) attend(*kernel, 1, rows, 0, ops::RowKind::kPrompt);
   }
 
   void sample() {
     const auto kernel = make<ops::Sample>(bench_, rules_, {kVocab, kTokens, kDrafts}, results_);
     for (const int runs : {1, 16, 64, 256}) {
+      if (!selection_.has(runs)) continue;
       const TensorView logits = normals(runs * (kDrafts + 1));
       const Step step(bench_, runs, 1, 1056, ops::RowKind::kDecode, {});
       ops::SamplerTables tables;
@@ -195,6 +199,7 @@ class Mixers {
   }
 
   Bench& bench_;
+  const Selection& selection_;
   double read_limit_;
   const ops::SelectionRules& rules_;
   Json& results_;
@@ -202,11 +207,11 @@ class Mixers {
 
 }  // namespace
 
-void bench_mixers(Bench& bench, double read_limit, const ops::SelectionRules& rules, Json& results) {
-  Mixers mixers(bench, read_limit, rules, results);
-  mixers.gdn_mix();
-  mixers.attention();
-  mixers.sample();
+void bench_mixers(Bench& bench, const Selection& selection, double read_limit, const ops::SelectionRules& rules, Json& results) {
+  Mixers mixers(bench, selection, read_limit, rules, results);
+  if (selection.has("gdn_mix")) mixers.gdn_mix();
+  if (selection.has("attention")) mixers.attention();
+  if (selection.has("sample")) mixers.sample();
 }
 
 }  // namespace quern
