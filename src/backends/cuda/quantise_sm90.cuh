@@ -60,6 +60,25 @@ __device__ __forceinline__ uint4 normed(const uint4& packed, float inverse, cons
 __device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
 }
+// The quotients of quantisation, rounded as IEEE's: ties are common, and an approximation would break them at random. Divisions as such would branch, which keeps those
+// of several groups from overlapping. (Equal for all that bf16 holds from 1e-10 on, and for every mantissa, whichever neighbour the reciprocal is.)
+
+/// x / 448
+__device__ __forceinline__ float over_448(float x) {
+  constexpr float kReciprocal = 1.0f / 448.0f;
+  const float quotient = __fmul_rn(x, kReciprocal);
+  return __fmaf_rn(__fmaf_rn(-quotient, 448.0f, x), kReciprocal, quotient);
+}
+/// 448 / x for x >= 1e-10
+__device__ __forceinline__ float from_448(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  const float mantissa = __uint_as_float((bits & 0x007fffffu) | 0x3f800000u);
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(mantissa));
+  reciprocal = __fmaf_rn(reciprocal, __fmaf_rn(-mantissa, reciprocal, 1.0f), reciprocal);
+  const float quotient = __fmul_rn(448.0f, reciprocal);
+  return __uint_as_float(__float_as_uint(__fmaf_rn(__fmaf_rn(-quotient, mantissa, 448.0f), reciprocal, quotient)) - ((bits & 0x7f800000u) - 0x3f800000u));
+}
 /// Of each of kCount groups, in step: s = max |x| / 448; e4m3(x / s).
 template <int kCount>
 __device__ __forceinline__ void quantise_groups(const uint4 (&groups)[kCount], uint2 (&bytes)[kCount], float (&scales)[kCount]) {
@@ -80,8 +99,8 @@ __device__ __forceinline__ void quantise_groups(const uint4 (&groups)[kCount], u
   for (int n = 0; n < kCount; ++n) {
     float x[8];
     unpack8(groups[n], x);
-    scales[n] = __fdiv_rn(most[n], 448.0f);
-    const float inverse = __fdiv_rn(448.0f, most[n]);  // exact: ties are common, and an approximation would break them at random
+    scales[n] = over_448(most[n]);
+    const float inverse = from_448(most[n]);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = __fmul_rn(x[i], inverse);
     bytes[n] = {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
@@ -96,17 +115,22 @@ __device__ __forceinline__ float dot8_lane(const uint4& a, const uint4& b) {
   return sum;
 }
 __device__ __forceinline__ float dot8(const uint4& a, const uint4& b) { return sum16(dot8_lane(a, b)); }
+template <int kDistance>
+__device__ __forceinline__ void scatter(float (&values)[16], int l) {
+  const bool upper = (l & kDistance) != 0;
+#pragma unroll
+  for (int i = 0; i < kDistance; ++i) {
+    const float keep = upper ? values[i + kDistance] : values[i], give = upper ? values[i] : values[i + kDistance];
+    values[i] = __fadd_rn(keep, __shfl_xor_sync(0xffffffffu, give, kDistance, 16));
+  }
+}
 /// sum16 of 16 values at once: lane l of 16 gets that of values[l]. Lanes pair up in the same order, so the bits are sum16's.
 __device__ __forceinline__ float sum16_scattered(float (&values)[16]) {
   const int l = static_cast<int>(threadIdx.x) & 15;
-#pragma unroll
-  for (int distance = 8; distance > 0; distance /= 2)
-#pragma unroll
-    for (int i = 0; i < distance; ++i) {
-      const bool upper = (l & distance) != 0;
-      const float keep = upper ? values[i + distance] : values[i], give = upper ? values[i] : values[i + distance];
-      values[i] = __fadd_rn(keep, __shfl_xor_sync(0xffffffffu, give, distance, 16));
-    }
+  scatter<8>(values, l);
+  scatter<4>(values, l);
+  scatter<2>(values, l);
+  scatter<1>(values, l);
   return values[0];
 }
 /// Byte of column byte `at` of row `row` among rows of 128 bytes in the matrix units' order.
@@ -121,6 +145,7 @@ __device__ __forceinline__ uint4 side_weight(const SideRows& side, int weight_ro
 }
 __device__ __forceinline__ void store_side(const SideRows& side, int weight_row, int row, const float* sums, int blocks) {
   float sum = 0;
+#pragma unroll 8
   for (int i = 0; i < blocks; ++i) sum = __fadd_rn(sum, sums[i]);
   if (weight_row < side.num_b) static_cast<__nv_bfloat16*>(side.b)[int64_t{row} * side.num_b + weight_row] = __float2bfloat16_rn(sum);
   else static_cast<__nv_bfloat16*>(side.a)[int64_t{row} * side.num_a + weight_row - side.num_b] = __float2bfloat16_rn(sum);
