@@ -238,6 +238,60 @@ TEST(Sm90Linear, HeadGivesLogitsOfTheNamedRows) {
 }
 
 /// On a stream that waits for nothing, layers that follow each other are one launch; their bits are those of single launches.
+/// Which blocks take prompt rows is chosen by the number of rows, so nothing may depend on it.
+TEST(Sm90Linear, GivesPromptRowsTheSameBitsInBlocksOfEveryShape) {
+  ONLY_SM90();
+  for (const WeightScheme scheme : {WeightScheme::kFp8Block, WeightScheme::kFp8Channel, WeightScheme::kBF16})
+    for (const int64_t rows : {1, 128, 130, 257, 530}) {
+      Bed bed;
+      Random random(9);
+      constexpr int64_t kIn = 640, kOut = 390;
+      const LinearCase linear(bed, random, {kOut, kIn, scheme});
+      const TensorView in = bed.tensor(DType::kBF16, {rows, kIn}, random.normals(rows * kIn));
+      const std::vector<float> before = random.normals(rows * kOut);
+      std::string first;
+      int shapes = 0;
+      for (const Candidate<OutResidual>& candidate : backends::kernel_table(bed.device().traits().platform).list<OutResidual>().candidates()) {
+        const OutResidual::Problem problem{linear.source.shape, ActivationLayout::kPlain, DType::kBF16, true};
+        if (!candidate.name.starts_with("cuda.sm90")) continue;
+        ASSERT_TRUE(candidate.accepts(problem, bed.device().traits()).accepted) << candidate.name;
+        const auto kernel = candidate.make(problem, bed.device()).value();
+        Buffer& packed = bed.packed(*kernel);
+        kernel->pack(linear.source, packed, bed.stream());
+        const TensorView x = bed.tensor(DType::kBF16, {rows, kOut}, before);
+        Launch launch = bed.launch(*kernel, rows);
+        kernel->enqueue(KindRows(rows, RowKind::kPrompt).rows, {ActivationLayout::kPlain, in, {}}, packed, x, launch);
+        ASSERT_OK(bed.stream().finish());
+        const std::string bytes = Bed::bytes(x);
+        if (shapes++ == 0) first = bytes;
+        EXPECT_TRUE(bytes == first) << candidate.name << ", " << rows << " rows";
+      }
+      EXPECT_GE(shapes, 4);
+    }
+}
+
+/// A layer of fewer tiles than the device has multiprocessors leaves blocks without any, which must not wait for what the others clear when they are done.
+TEST(Sm90Linear, EndsWhereMostBlocksHaveNoTile) {
+  ONLY_SM90();
+  Bed bed;
+  Random random(10);
+  constexpr int64_t kIn = 128, kOut = 128, kRows = 9;
+  const LinearCase linear(bed, random, {kOut, kIn, WeightScheme::kFp8Block});
+  const auto kernel = make_kernel<OutResidual>(bed, {linear.source.shape, ActivationLayout::kPlain, DType::kBF16, false});
+  Buffer& packed = bed.packed(*kernel);
+  kernel->pack(linear.source, packed, bed.stream());
+  const TensorView in = bed.tensor(DType::kBF16, {kRows, kIn}, random.normals(kRows * kIn)), x = bed.tensor(DType::kBF16, {kRows, kOut});
+  std::string first;
+  for (int i = 0; i < 200; ++i) {
+    std::memset(x.data<std::byte>(), 0xff, x.size_bytes());
+    Launch launch = bed.launch(*kernel, kRows);
+    kernel->enqueue(KindRows(kRows, RowKind::kDecode).rows, {ActivationLayout::kPlain, in, {}}, packed, x, launch);
+    ASSERT_OK(bed.stream().finish());
+    if (i == 0) first = Bed::bytes(x);
+    ASSERT_TRUE(Bed::bytes(x) == first);
+  }
+}
+
 TEST(Sm90Linear, AChainOfLayersGivesTheBitsOfSingleLaunches) {
   ONLY_SM90();
   Bed bed;

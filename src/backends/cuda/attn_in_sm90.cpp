@@ -111,18 +111,11 @@ ops::Verdict accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTrait
   return TileLayer::accepts(spec_of(problem), traits);
 }
 
-namespace {
-
-Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device, bool pairs) {
+Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device, PromptShape shape) {
   CHECK(2 * std::ssize(problem.inv_freq) <= problem.head_dim);
-  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), pairs));
+  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), shape));
   ASSIGN_OR_RETURN(const auto rotate, cuda_device(device).function<RotateArgs>("attention", "rotate_rows"));
   return std::unique_ptr<ops::AttnIn::Kernel>(std::make_unique<AttnInKernel>(problem, std::move(linears), rotate));
 }
-
-}  // namespace
-
-Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device) { return make(problem, device, false); }
-Result<std::unique_ptr<ops::AttnIn::Kernel>> make_pairs(const ops::AttnIn::Problem& problem, ops::Device& device) { return make(problem, device, true); }
 
 }  // namespace quern::cuda::sm90

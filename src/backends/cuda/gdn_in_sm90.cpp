@@ -48,16 +48,9 @@ ops::Verdict accepts(const ops::GdnIn::Problem& problem, const ops::DeviceTraits
   return TileLayer::accepts(spec_of(problem), traits);
 }
 
-namespace {
-
-Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device, bool pairs) {
-  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), pairs));
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device, PromptShape shape) {
+  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), shape));
   return std::unique_ptr<ops::GdnIn::Kernel>(std::make_unique<GdnInKernel>(problem, std::move(linears)));
 }
-
-}  // namespace
-
-Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) { return make(problem, device, false); }
-Result<std::unique_ptr<ops::GdnIn::Kernel>> make_pairs(const ops::GdnIn::Problem& problem, ops::Device& device) { return make(problem, device, true); }
 
 }  // namespace quern::cuda::sm90

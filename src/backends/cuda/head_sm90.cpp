@@ -67,16 +67,9 @@ ops::Verdict accepts(const ops::Head::Problem& problem, const ops::DeviceTraits&
   return TileLayer::accepts({.parts = {problem.lm_head}}, traits);
 }
 
-namespace {
-
-Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device, bool pairs) {
-  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), pairs));
+Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device, PromptShape shape) {
+  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), shape));
   return std::unique_ptr<ops::Head::Kernel>(std::make_unique<HeadKernel>(problem, std::move(linears)));
 }
-
-}  // namespace
-
-Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device) { return make(problem, device, false); }
-Result<std::unique_ptr<ops::Head::Kernel>> make_pairs(const ops::Head::Problem& problem, ops::Device& device) { return make(problem, device, true); }
 
 }  // namespace quern::cuda::sm90

@@ -11,9 +11,16 @@ namespace {
 /// Candidates of an op, best first. accepts and make are overloaded for every op: a candidate takes its own. By request: until their tests have passed on a device.
 template <class Op>
 constexpr ops::Candidate<Op> kSm90[] = {{"cuda.sm90", sm90::accepts, sm90::make}, {"cuda.plain", plain::accepts, plain::make}};
+template <class Op, sm90::PromptShape kShape>
+Result<std::unique_ptr<typename Op::Kernel>> make_linear(const typename Op::Problem& problem, ops::Device& device) {
+  return sm90::make(problem, device, kShape);
+}
+/// The shapes by name are for tests and measurements.
 template <class Op>
-constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90.pairs", sm90::accepts, sm90::make_pairs, true},
-                                          {"cuda.sm90", sm90::accepts, sm90::make},
+constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90.single", sm90::accepts, make_linear<Op, sm90::PromptShape::kSingle>, true},
+                                          {"cuda.sm90.pairs", sm90::accepts, make_linear<Op, sm90::PromptShape::kPair>, true},
+                                          {"cuda.sm90.tall.pairs", sm90::accepts, make_linear<Op, sm90::PromptShape::kTallPair>, true},
+                                          {"cuda.sm90", sm90::accepts, make_linear<Op, sm90::PromptShape::kFastest>},
                                           {"cuda.plain", plain::accepts, plain::make}};
 template <class Op>
 constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", plain::accepts, plain::make}};

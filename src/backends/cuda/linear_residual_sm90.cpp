@@ -41,16 +41,9 @@ ops::Verdict accepts(const ops::LinearResidual::Problem& problem, const ops::Dev
   return TileLayer::accepts(spec_of(problem), traits);
 }
 
-namespace {
-
-Result<std::unique_ptr<ops::LinearResidual::Kernel>> make(const ops::LinearResidual::Problem& problem, ops::Device& device, bool pairs) {
-  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), pairs));
+Result<std::unique_ptr<ops::LinearResidual::Kernel>> make(const ops::LinearResidual::Problem& problem, ops::Device& device, PromptShape shape) {
+  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), shape));
   return std::unique_ptr<ops::LinearResidual::Kernel>(std::make_unique<LinearResidualKernel>(problem, std::move(linears)));
 }
-
-}  // namespace
-
-Result<std::unique_ptr<ops::LinearResidual::Kernel>> make(const ops::LinearResidual::Problem& problem, ops::Device& device) { return make(problem, device, false); }
-Result<std::unique_ptr<ops::LinearResidual::Kernel>> make_pairs(const ops::LinearResidual::Problem& problem, ops::Device& device) { return make(problem, device, true); }
 
 }  // namespace quern::cuda::sm90

@@ -7,7 +7,7 @@
 // added up by the one that finishes last, in the order of K. Layers that follow each other are phases of one launch: one warp of each block keeps a deep ring of
 // tiles filled across the phases, and before the predecessor in the stream has finished, since weights depend on nothing; so the memory stays busy while blocks
 // wait for each other between phases. Two warpgroups multiply 64 weight rows each. Products of e4m3 are promoted to float every 128 of K with both scales.
-// Up to eight rows are normed and quantised by every block for itself (resident mode); of more rows every block takes a share.
+// Up to four rows are normed and quantised by every block for itself (resident mode); of more rows every block takes a share.
 //
 // Prompt rows (run_prompt). The same loop over whole tile rows, a block an output tile at a time: no sum is ever split.
 
@@ -22,6 +22,13 @@ constexpr int kThreads = kConsumers + 32 + kHelpers;  // the ninth warp copies; 
 
 // ---- which tiles a block multiplies ----
 
+/// The length of the list of tiles; times the blocks it has 32 bits (Linears::launch_chain), since divisions of 64 would take longer than a tile.
+__device__ __forceinline__ uint32_t num_tiles(const LinearPhase& phase) { return static_cast<uint32_t>(phase.tiles) * static_cast<uint32_t>(phase.k_blocks); }
+/// The block of `grid` that has place `unit` of the list.
+__device__ __forceinline__ int block_of(const LinearPhase& phase, uint32_t unit, int grid) {
+  return static_cast<int>(((unit + 1) * static_cast<uint32_t>(grid) - 1) / num_tiles(phase));
+}
+
 /// The tiles of one block in a phase of decode rows.
 struct DecodeWalk {
   int grid;  // blocks that take part
@@ -29,13 +36,13 @@ struct DecodeWalk {
   int left = 0;
 
   __device__ explicit DecodeWalk(const LinearPhase& phase) {
-    const int64_t total = int64_t{phase.tiles} * phase.k_blocks;
-    grid = static_cast<int>(min(static_cast<int64_t>(gridDim.x), total));
-    if (static_cast<int>(blockIdx.x) >= grid) return;
-    const int64_t begin = total * blockIdx.x / grid;
-    left = static_cast<int>(total * (blockIdx.x + 1) / grid - begin);
-    tile = static_cast<int>(begin / phase.k_blocks);
-    k = static_cast<int>(begin % phase.k_blocks);
+    const uint32_t total = num_tiles(phase), blocks = min(static_cast<uint32_t>(gridDim.x), total), k_blocks = phase.k_blocks;
+    grid = static_cast<int>(blocks);
+    if (blockIdx.x >= blocks) return;
+    const uint32_t begin = total * blockIdx.x / blocks;
+    left = static_cast<int>(total * (blockIdx.x + 1) / blocks - begin);
+    tile = static_cast<int>(begin / k_blocks);
+    k = static_cast<int>(begin % k_blocks);
   }
   __device__ void next_tile() { k = 0, ++tile; }
 };
@@ -113,7 +120,7 @@ struct Layout {
   __device__ uint32_t norm_full() const { return full(stages); }
   __device__ uint32_t norm_empty() const { return full(stages) + 8; }
   __device__ int* flags() const { return reinterpret_cast<int*>(generic + barriers_begin() + (2 * stages + 1) * 16); }  // one a warpgroup
-  __device__ float* sums() const { return reinterpret_cast<float*>(generic + barriers_begin() + (2 * stages + 2) * 16); }  // [8][blocks of 128]
+  __device__ float* sums() const { return reinterpret_cast<float*>(generic + barriers_begin() + (2 * stages + 2) * 16); }  // [16][blocks of 128]
 
   /// `readers`: blocks whose warps say that a stage is free.
   __device__ void init_barriers(int readers = 1) const {
@@ -123,7 +130,7 @@ struct Layout {
     }
     barrier_init(norm_full(), 1);
     barrier_init(norm_empty(), (kConsumers + kHelpers) / 32);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_barrier_init();
   }
 };
 
@@ -145,9 +152,14 @@ __device__ __forceinline__ void await_arrivals(const int32_t* counter, int targe
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   } while (value < target);
 }
+/// A word that another block may just be writing.
+__device__ __forceinline__ float load_relaxed(const float* from) {
+  float value;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+  return value;
+}
 /// One thread, after a barrier of those whose writes it stands for.
 __device__ __forceinline__ void arrive(int32_t* counter) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory"); }
-__device__ __forceinline__ void fence_async_proxy_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 __device__ __forceinline__ void group_barrier(int group) {
   if (group == 0) named_barrier<2, 128>();
@@ -155,17 +167,17 @@ __device__ __forceinline__ void group_barrier(int group) {
 }
 __device__ __forceinline__ void consumer_barrier() { named_barrier<1, kConsumers>(); }
 
-// ---- resident mode: the consumers norm and quantise up to eight rows ----
+// ---- resident mode: the consumers norm and quantise up to four rows ----
 
 /// Blocks of K in the order in which this thread block meets them.
 __device__ __forceinline__ int resident_slot(int k, int first, int k_blocks) { return k >= first ? k - first : k - first + k_blocks; }
 
-/// The groups of 128 of every row that a half-warp takes: of `rows` rounded up to 1, 2, 4 or 8, one row each, every (16 >> log)-th block.
+/// The groups of 128 of every row that a half-warp takes: of `rows` rounded up to 1, 2 or 4, one row each, every (16 >> log)-th block.
 struct Share {
   int log, row, step, begin;
   __device__ explicit Share(int rows) {
     const int half = threadIdx.x >> 4;
-    log = rows > 4 ? 3 : rows > 2 ? 2 : rows - 1;
+    log = rows > 2 ? 2 : rows - 1;
     row = half & ((1 << log) - 1);
     step = 16 >> log;
     begin = half >> log;
@@ -178,48 +190,47 @@ __device__ __forceinline__ void fill_share(const ChainArgs& args, const LinearPh
   const int l = threadIdx.x & 15, k_blocks = phase.k_blocks;
   const bool real = share.row < args.rows, has_norm = phase.norm != nullptr;
   const int count = has_norm ? k_blocks : blocks;  // to look at: all, or those that this thread block meets
-  constexpr int kChunk = kCount <= 11 ? kCount : 7;  // in step
-  static_assert(kCount % kChunk == 0);
   const auto block_at = [&](int n) {  // -1: none
     const int i = share.begin + n * share.step;
     return i >= count ? -1 : has_norm ? i : i + first_block >= k_blocks ? i + first_block - k_blocks : i + first_block;
   };
-  uint4 x[kCount / kChunk][kChunk];
+  uint4 x[kCount];
 #pragma unroll
   for (int n = 0; n < kCount; ++n) {
     const int block = block_at(n);
-    x[n / kChunk][n % kChunk] = block >= 0 && real ? load_row_piece(phase.in, share.row * phase.in_stride + block * 128 + l * 8) : uint4{};
+    x[n] = block >= 0 && real ? load_row_piece(phase.in, share.row * phase.in_stride + block * 128 + l * 8) : uint4{};
   }
-  float inverse = 0;
   if (has_norm) {
     float* sums = at.sums() + share.row * k_blocks;
+    float square[kCount];
+    square_sums(x, square);
 #pragma unroll
-    for (int chunk = 0; chunk < kCount / kChunk; ++chunk) {
-      float square[kChunk];
-      square_sums(x[chunk], square);
-#pragma unroll
-      for (int n = 0; n < kChunk; ++n)
-        if (const int block = block_at(chunk * kChunk + n); l == 0 && block >= 0) sums[block] = square[n];
-    }
+    for (int n = 0; n < kCount; ++n)
+      if (const int block = block_at(n); l == 0 && block >= 0) sums[block] = square[n];
     if (phase.side.weight != nullptr) named_arrive<4, kConsumers + kHelpers>();
     consumer_barrier();
-    inverse = inverse_rms(sums, k_blocks, phase.eps);
+    const float inverse = inverse_rms(sums, k_blocks, phase.eps);
     barrier_wait(at.norm_full(), norm_parity);
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const auto* factors = reinterpret_cast<const float4*>(at.norm() + max(block_at(n), 0) * 128 + l * 8);
+      x[n] = normed(x[n], inverse, factors[0], factors[1]);
+    }
   }
+  constexpr int kChunk = kCount <= 4 ? kCount : kCount % 4 == 0 ? 4 : 3;  // in step; those that no half-warp has are left out
 #pragma unroll
-  for (int chunk = 0; chunk < kCount / kChunk; ++chunk) {
-    if (has_norm)
-#pragma unroll
-      for (int n = 0; n < kChunk; ++n) {
-        const auto* factors = reinterpret_cast<const float4*>(at.norm() + max(block_at(chunk * kChunk + n), 0) * 128 + l * 8);
-        x[chunk][n] = normed(x[chunk][n], inverse, factors[0], factors[1]);
-      }
+  for (int first = 0; first < kCount; first += kChunk) {
+    if (first * share.step >= count) break;
+    uint4 group[kChunk];
     uint2 bytes[kChunk];
     float scales[kChunk];
-    quantise_groups(x[chunk], bytes, scales);
+#pragma unroll
+    for (int n = 0; n < kChunk; ++n) group[n] = first + n < kCount ? x[min(first + n, kCount - 1)] : uint4{};
+    quantise_groups(group, bytes, scales);
 #pragma unroll
     for (int n = 0; n < kChunk; ++n) {
-      const int block = block_at(chunk * kChunk + n), slot = resident_slot(block, first_block, k_blocks);
+      if (first + n >= kCount) break;
+      const int block = block_at(first + n), slot = resident_slot(block, first_block, k_blocks);
       if (block < 0 || slot >= blocks) continue;
       *reinterpret_cast<uint2*>(at.resident_at(slot) + swizzled(share.row, l * 8)) = bytes[n];
       if (l == 0) at.scales(slot)[share.row] = scales[n];
@@ -233,8 +244,7 @@ __device__ __forceinline__ void fill_resident(const ChainArgs& args, const Linea
   const Share share(args.rows);
   if (share.log == 0) fill_share<(kMaxResidentBlocks + 15) / 16>(args, phase, at, share, first_block, blocks, norm_parity);
   else if (share.log == 1) fill_share<(kMaxResidentBlocks + 7) / 8>(args, phase, at, share, first_block, blocks, norm_parity);
-  else if (share.log == 2) fill_share<(kMaxResidentBlocks + 3) / 4>(args, phase, at, share, first_block, blocks, norm_parity);
-  else fill_share<(kMaxResidentBlocks + 1) / 2>(args, phase, at, share, first_block, blocks, norm_parity);
+  else fill_share<(kMaxResidentBlocks + 3) / 4>(args, phase, at, share, first_block, blocks, norm_parity);
   fence_async_proxy();
   if (phase.norm != nullptr && (threadIdx.x & 31) == 0) barrier_arrive(at.norm_empty());
   consumer_barrier();
@@ -327,6 +337,7 @@ __device__ __forceinline__ void side_share(const ChainArgs& args, const LinearPh
   const auto* rows = static_cast<const char*>(kFp8 ? args.x16 : args.x);
   for (int item = blockIdx.x; item < items; item += gridDim.x) {
     const int weight_row = item % pairs * 2, first = item / pairs * 8;
+#pragma unroll 1
     for (int block = half; block - half < blocks; block += 16) {
       const bool mine = block < blocks;
       uint4 w[2]{}, x[8]{};
@@ -355,14 +366,33 @@ __device__ __forceinline__ void side_share(const ChainArgs& args, const LinearPh
 
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-template <int kColumns>
-__device__ __forceinline__ void store_tile(const LinearPhase& phase, const float (&acc)[kColumns / 2], int tile, int first_row, int rows) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, group = threadIdx.x >> 5;  // group of 16 packed rows
+__device__ __forceinline__ const OutputSegment& segment_of(const LinearPhase& phase, int tile) {
   int which = 0;
 #pragma unroll
   for (int i = 1; i < kMaxSegments; ++i)
     if (i < phase.num_segments && tile >= phase.segments[i].first_tile) which = i;
-  const OutputSegment& segment = phase.segments[which];
+  return phase.segments[which];
+}
+
+/// What a tile of a phase with a residual is added to, for store_tile: a thread's two features of every row.
+template <int kColumns>
+__device__ __forceinline__ void load_residual(const LinearPhase& phase, int tile, int rows, uint32_t (&before)[kColumns / 4]) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+  const OutputSegment& segment = segment_of(phase, tile);
+  const int feature = (tile - segment.first_tile) * kTileRows + (threadIdx.x >> 5) * 16 + g * 2;
+  if (phase.epilogue != Epilogue::kResidual || feature >= segment.features) return;
+#pragma unroll
+  for (int j = 0; j < kColumns / 4; ++j)
+    if (const int row = j / 2 * 8 + q * 2 + j % 2; row < rows)
+      before[j] = __ldcg(reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(segment.out) + row * segment.stride + feature));
+}
+
+/// `loaded`: what load_residual gave, or null.
+template <int kColumns>
+__device__ __forceinline__ void store_tile(const LinearPhase& phase, const float (&acc)[kColumns / 2], int tile, int first_row, int rows,
+                                           const uint32_t* loaded = nullptr) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, group = threadIdx.x >> 5;  // group of 16 packed rows
+  const OutputSegment& segment = segment_of(phase, tile);
   float row_scale[2] = {1.0f, 1.0f};
   if (phase.row_scale != nullptr)
     for (int i = 0; i < 2; ++i) row_scale[i] = __ldg(phase.row_scale + int64_t{tile} * kTileRows + group * 16 + i * 8 + g);
@@ -406,7 +436,8 @@ __device__ __forceinline__ void store_tile(const LinearPhase& phase, const float
 #pragma unroll
       for (int j = 0; j < kTogether * 2; ++j) {
         const int row = first_row + (first + j / 2) * 8 + q * 2 + j % 2;
-        if (row < rows) before[j] = __ldcg(reinterpret_cast<const uint32_t*>(out + row * segment.stride));
+        if (loaded != nullptr) before[j] = loaded[first * 2 + j];
+        else if (row < rows) before[j] = __ldcg(reinterpret_cast<const uint32_t*>(out + row * segment.stride));
       }
 #pragma unroll
     for (int j = 0; j < kTogether * 2; ++j) {
@@ -430,9 +461,8 @@ __device__ __forceinline__ bool join_parts(const LinearPhase& phase, float* part
   float* mine = place(blockIdx.x, continued);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) __stcg(mine + i * 128, acc[i]);
-  const int64_t total = int64_t{phase.tiles} * phase.k_blocks, begin = int64_t{tile} * phase.k_blocks;
-  const auto block_of = [&](int64_t unit) { return static_cast<int>(((unit + 1) * grid - 1) / total); };
-  const int first = block_of(begin), last = block_of(begin + phase.k_blocks - 1);
+  const uint32_t begin = static_cast<uint32_t>(tile) * static_cast<uint32_t>(phase.k_blocks);
+  const int first = block_of(phase, begin, grid), last = block_of(phase, begin + phase.k_blocks - 1, grid);
   group_barrier(group);
   if (thread == 0) {
     int32_t* counter = phase.counters + tile * 2 + group;
@@ -457,6 +487,48 @@ __device__ __forceinline__ bool join_parts(const LinearPhase& phase, float* part
       if (block + b <= last)
 #pragma unroll
         for (int i = 0; i < kCount; ++i) acc[i] = __fadd_rn(acc[i], part[b][i]);
+  }
+  return true;
+}
+
+/// The same for few columns, without counting who is done: the block that has a tile row's first part adds the others, each as soon as its words are there, and marks
+/// their places as empty again. Parts that continue a tile row are the first that their blocks compute, so they are seldom waited for.
+template <int kColumns>
+__device__ __forceinline__ bool join_left_parts(const LinearPhase& phase, float* left, float (&acc)[kColumns / 2], int tile, int grid, bool continued, int rows) {
+  constexpr int kCount = kColumns / 2, kTogether = kCount <= 4 ? 4 : 2;
+  const int group = threadIdx.x >> 7, thread = threadIdx.x & 127, q = threadIdx.x & 3;
+  const auto place = [&](int block) { return left + (int64_t{block} * 2 + group) * (kCount * 128) + thread; };
+  const auto is_real = [&](int i) { return i / 4 * 8 + q * 2 + i % 2 < rows; };
+  if (continued) {
+    float* mine = place(blockIdx.x);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (is_real(i)) __stcg(mine + i * 128, acc[i]);
+    return false;
+  }
+  const int last = block_of(phase, static_cast<uint32_t>(tile + 1) * static_cast<uint32_t>(phase.k_blocks) - 1, grid);
+  for (int block = blockIdx.x + 1; block <= last; block += kTogether) {
+    float part[kTogether][kCount];
+    bool there;
+    do {
+      there = true;
+#pragma unroll
+      for (int b = 0; b < kTogether; ++b)
+#pragma unroll
+        for (int i = 0; i < kCount; ++i)
+          if (block + b <= last && is_real(i)) {
+            part[b][i] = load_relaxed(place(block + b) + i * 128);
+            there = there && __float_as_uint(part[b][i]) != kNothing;
+          }
+    } while (!there);
+#pragma unroll
+    for (int b = 0; b < kTogether; ++b)
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        if (block + b <= last && is_real(i)) {
+          acc[i] = __fadd_rn(acc[i], part[b][i]);
+          __stcg(place(block + b) + i * 128, __uint_as_float(kNothing));
+        }
   }
   return true;
 }
@@ -602,7 +674,8 @@ __device__ __forceinline__ void copy_chain(const ChainArgs& args, const Layout<k
         next(walk, phase.k_blocks);
       }
       if (p == 0) wait_for_predecessors();
-      if (phase.in != nullptr) await_arrivals(args.arrivals + kMaxPhases + p, static_cast<int>(gridDim.x));
+      // A block without tiles must not wait: the last of the others clears the counters.
+      if (phase.in != nullptr && first > 0) await_arrivals(args.arrivals + kMaxPhases + p, static_cast<int>(gridDim.x));
       fence_async_proxy_all();
       for (int i = 0; i < first; ++i) {
         copy_rows(behind, behind_ring);
@@ -654,9 +727,17 @@ __device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layo
     while (walk.left > 0) {
       float acc[kColumns / 2];
       const int begin = walk.k, count = min(phase.k_blocks - begin, walk.left);
-      multiply<kColumns, kFp8, kResident>(at, acc, phase.k_blocks, count, slot, ring);
-      const bool whole = count == phase.k_blocks || join_parts<kColumns>(phase, args.partials, acc, walk.tile, walk.grid, begin > 0, at.flags() + group);
-      if (whole) store_tile<kColumns>(phase, acc, walk.tile, 0, args.rows);
+      if constexpr (kColumns <= kDirectColumns) {
+        uint32_t before[kColumns / 4] = {};
+        if (begin == 0) load_residual<kColumns>(phase, walk.tile, args.rows, before);
+        multiply<kColumns, kFp8, kResident>(at, acc, phase.k_blocks, count, slot, ring);
+        if (count == phase.k_blocks || join_left_parts<kColumns>(phase, args.left, acc, walk.tile, walk.grid, begin > 0, args.rows))
+          store_tile<kColumns>(phase, acc, walk.tile, 0, args.rows, before);
+      } else {
+        multiply<kColumns, kFp8, kResident>(at, acc, phase.k_blocks, count, slot, ring);
+        if (count == phase.k_blocks || join_parts<kColumns>(phase, args.partials, acc, walk.tile, walk.grid, begin > 0, at.flags() + group))
+          store_tile<kColumns>(phase, acc, walk.tile, 0, args.rows);
+      }
       walk.left -= count;
       walk.next_tile();
     }
@@ -700,15 +781,11 @@ __device__ __forceinline__ uint32_t add_pair(uint32_t before, uint32_t rounded) 
                    __uint_as_float(before & 0xffff0000u) + __uint_as_float(rounded & 0xffff0000u));
 }
 
-/// acc of 64 rows by the 128 packed rows of a tile: acc[8 t + 4 h + 2 r + i] is row g + 8 r by packed row 16 t + 8 h + 2 q + i.
+/// acc of 64 rows from `first_row` on by the 128 packed rows of a tile: acc[8 t + 4 h + 2 r + i] is row g + 8 r by packed row 16 t + 8 h + 2 q + i.
 __device__ __forceinline__ void store_prompt(const LinearPhase& phase, const float (&acc)[64], int tile, int first_row, int rows) {
   const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-  int which = 0;
-#pragma unroll
-  for (int i = 1; i < kMaxSegments; ++i)
-    if (i < phase.num_segments && tile >= phase.segments[i].first_tile) which = i;
-  const OutputSegment& segment = phase.segments[which];
-  const int local = tile - segment.first_tile, row = first_row + (threadIdx.x >> 5) * 16 + g;
+  const OutputSegment& segment = segment_of(phase, tile);
+  const int local = tile - segment.first_tile, row = first_row + ((threadIdx.x >> 5) & 3) * 16 + g;
   const auto scaled = [&](int t, int h, int r, int i) {
     const float scale = phase.row_scale == nullptr ? 1.0f : __ldg(phase.row_scale + int64_t{tile} * kTileRows + t * 16 + h * 8 + q * 2 + i);
     return acc[8 * t + 4 * h + 2 * r + i] * scale;
@@ -833,10 +910,40 @@ __device__ __forceinline__ void multiply_prompt(const Layout<128, kFp8, false>& 
   }
 }
 
-/// kPair: the blocks of a cluster of two take different rows and the same weights, of which each brings half to both.
-template <bool kFp8, bool kPair>
+/// Adds the products of a tile of e4m3 to acc, for 128 rows a warpgroup: 64 at a time, while the other warpgroup multiplies.
+template <bool kPair>
+__device__ __forceinline__ void multiply_prompt_tall(const Layout<256, true, false>& at, float (&acc)[2][64], RingPlace& ring) {
+  const int group = threadIdx.x >> 7, lane = threadIdx.x & 31, stage = ring.stage;
+  barrier_wait(at.full(stage), ring.parity);
+  ring.advance(at.stages);
+  const float2 scale = *reinterpret_cast<const float2*>(at.tile_scale(stage));
+  const uint64_t b = operand(at.weight(stage));
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    float product[64];
+    const int row = group * 128 + m * 64;
+    const uint64_t a = operand(at.rows(stage) + row * kTileRowBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma<128, true>(product, a + k * 2, b + k * 2, k);
+    wgmma_commit();
+    const float* x = at.scales(stage) + row + ((threadIdx.x >> 5) & 3) * 16 + (lane >> 2);
+    const float first = x[0], second = x[8];
+    const float scales[2][2] = {{__fmul_rn(scale.x, first), __fmul_rn(scale.x, second)}, {__fmul_rn(scale.y, first), __fmul_rn(scale.y, second)}};
+    wgmma_wait_for(0);
+    settle(product);
+    if (m == 1) release<kPair>(at.empty(stage), lane);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) acc[m][i] = __fmaf_rn(product[i], scales[i / 4 % 2][i / 2 % 2], acc[m][i]);
+  }
+}
+
+/// kPair: the blocks of a cluster of two take different rows and the same weights, of which each brings half to both. kTall: 256 rows a block instead of 128, e4m3 only.
+/// A row's sums have the same order either way.
+template <bool kFp8, bool kPair, bool kTall>
 __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
-  constexpr int kRows = 128;
+  static_assert(kFp8 || !kTall);
+  constexpr int kRows = kTall ? 256 : 128;
   extern __shared__ char raw[];
   const Layout<kRows, kFp8, false> at(raw, args.stages, 0, 0);
   if (threadIdx.x == kConsumers) at.init_barriers(kPair ? 2 : 1);
@@ -868,11 +975,21 @@ __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    const int group = threadIdx.x >> 7;
     RingPlace ring;
     for (PromptWalk<kRows, kPair> walk(args); walk.left > 0; walk.left -= phase.k_blocks, walk.next_tile()) {
-      float acc[64];
-      multiply_prompt<kFp8, kPair>(at, acc, phase.k_blocks, ring);
-      store_prompt(phase, acc, walk.tile, walk.first_row, args.rows);
+      if constexpr (kTall) {
+        float acc[2][64];
+#pragma unroll
+        for (int i = 0; i < 128; ++i) acc[i / 64][i % 64] = 0;
+        for (int k = 0; k < phase.k_blocks; ++k) multiply_prompt_tall<kPair>(at, acc, ring);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) store_prompt(phase, acc[m], walk.tile, walk.first_row + group * 128 + m * 64, args.rows);
+      } else {
+        float acc[64];
+        multiply_prompt<kFp8, kPair>(at, acc, phase.k_blocks, ring);
+        store_prompt(phase, acc, walk.tile, walk.first_row + group * 64, args.rows);
+      }
     }
   }
   if constexpr (kPair) meet_cluster();  // a block's memory stays until the other has arrived at its barriers for the last time
@@ -882,9 +999,9 @@ __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
   extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ ChainArgs args) { \
     run_chain<columns, fp8, resident>(args);                                                                                         \
   }
-#define QUERN_PROMPT(name, fp8, pair)                                                                     \
+#define QUERN_PROMPT(name, fp8, pair, tall)                                                                     \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ PromptArgs args) { \
-    run_prompt<fp8, pair>(args);                                                                          \
+    run_prompt<fp8, pair, tall>(args);                                                                          \
   }
 
 }  // namespace quern::cuda::sm90

@@ -19,9 +19,12 @@ inline constexpr int kTileBytes = kTileRows * kTileRowBytes;
 inline constexpr int kTileScales = 4;  // floats: scale of the even and odd features, or of gate and up; two unused
 inline constexpr int kMaxSegments = 4;
 inline constexpr int kMaxPhases = 4;
-inline constexpr int kResidentRows = 8;    // as many decode rows are quantised by every block for itself
+inline constexpr int kResidentRows = 4;    // as many decode rows are quantised by every block for itself
+inline constexpr int kResidentColumns = 8; // the matrix units take them as
 inline constexpr int kMaxResidentBlocks = 42;  // groups of 128 of each of them, at most
 inline constexpr int kMaxDecodeRows = 256; // of one launch
+inline constexpr int kDirectColumns = 16;   // up to which parts of a tile row are left for the block that has its first
+inline constexpr uint32_t kNothing = 0xffffffffu;  // no sum has these bits: a NaN of arithmetic is 0x7fffffff
 inline constexpr int kMaxNormWidth = 8192;
 
 enum class Epilogue : int32_t {
@@ -74,6 +77,7 @@ struct ChainArgs {
   float* x_scale = nullptr;        // [k_blocks][x_rows], e4m3 only
   void* x16 = nullptr;             // bf16, for side rows
   float* partials = nullptr;       // [grid][2][128][columns of the kernel]: parts of tiles that several blocks share
+  float* left = nullptr;           // of at most kDirectColumns columns: [grid][2][128][columns], kNothing between launches: parts left for others to add
   int32_t* arrivals = nullptr;     // [2 * kMaxPhases + 1], zero between launches
   int32_t stages = 0;
   int32_t resident_blocks = 0;     // most of any phase
@@ -144,7 +148,7 @@ constexpr int stage_bytes(int columns, bool e4m3, bool resident) {
   return kTileBytes + (resident ? 0 : columns * kTileRowBytes + (e4m3 ? (columns * 4 + 127) / 128 * 128 : 0)) + 32;
 }
 constexpr int fixed_bytes(int resident_blocks, int norm_floats, int sums_blocks) {
-  return 1024 + resident_blocks * (1024 + kResidentRows * 4) + norm_floats * 4 + 64 + sums_blocks * 16 * 4;
+  return 1024 + resident_blocks * (1024 + kResidentColumns * 4) + norm_floats * 4 + 64 + sums_blocks * 16 * 4;
 }
 
 }  // namespace quern::cuda::sm90

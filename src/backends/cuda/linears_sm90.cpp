@@ -70,12 +70,15 @@ PromptPlaces::PromptPlaces(std::byte* workspace, int64_t rows, int64_t in_featur
   end = spare + spare_columns * all * 2;
 }
 
-Result<Linears> Linears::load(Device& device, bool pairs) {
+Result<Linears> Linears::load(Device& device, PromptShape shape) {
   Linears linears;
-  linears.pairs_ = pairs;
+  linears.shape_ = shape;
   ASSIGN_OR_RETURN(linears.packers_, Packers::load(device));
   linears.num_sms_ = device.num_sms();
   linears.max_shared_bytes_ = device.max_shared_bytes();
+  // A float of each of 64 rows and 16 columns a warpgroup, of which a block has two.
+  const auto words = static_cast<size_t>(linears.num_sms_) * kTileRows * kDirectColumns;
+  ASSIGN_OR_RETURN(linears.left_, device.upload(std::vector<int32_t>(words, static_cast<int32_t>(kNothing)), "parts of sums"));
   const int shared = linears.max_shared_bytes_;
   ASSIGN_OR_RETURN(linears.quantise_, device.function<QuantiseArgs>("rows_sm90", "quantise_rows"));
   ASSIGN_OR_RETURN(linears.resident_, device.function<ChainArgs>("chain_sm90_resident", "chain_resident", shared));
@@ -89,6 +92,7 @@ Result<Linears> Linears::load(Device& device, bool pairs) {
   ASSIGN_OR_RETURN(linears.e4m3_.prompt, device.function<PromptArgs>("prompt_sm90", "prompt_e4m3", shared));
   ASSIGN_OR_RETURN(linears.bf16_.prompt, device.function<PromptArgs>("prompt_sm90", "prompt_bf16", shared));
   ASSIGN_OR_RETURN(linears.e4m3_.prompt_pair, device.function<PromptArgs>("prompt_sm90", "prompt_pair_e4m3", shared));
+  ASSIGN_OR_RETURN(linears.e4m3_.prompt_tall_pair, device.function<PromptArgs>("prompt_sm90", "prompt_tall_pair_e4m3", shared));
   ASSIGN_OR_RETURN(linears.bf16_.prompt_pair, device.function<PromptArgs>("prompt_sm90", "prompt_pair_bf16", shared));
   return linears;
 }
@@ -132,6 +136,7 @@ void Linears::launch_chain(Stream& stream, ChainArgs args, bool e4m3) const {
   int blocks = 0, norm = 0, sums = 0;
   for (int p = 0; p < args.num_phases; ++p) {
     const LinearPhase& phase = args.phases[p];
+    CHECK(int64_t{phase.tiles} * phase.k_blocks * num_sms_ <= INT32_MAX);  // places in the list are counted in 32 bits
     const auto grid = static_cast<int>(std::min<int64_t>(num_sms_, int64_t{phase.tiles} * phase.k_blocks));
     blocks = std::max(blocks, sm90::resident_blocks(phase.tiles, phase.k_blocks, grid));
     if (phase.norm != nullptr) norm = std::max(norm, phase.k_blocks * 128);
@@ -144,6 +149,7 @@ void Linears::launch_chain(Stream& stream, ChainArgs args, bool e4m3) const {
   args.norm_floats = resident ? norm : 0;
   const int columns = kColumns[index], fixed = fixed_bytes(args.resident_blocks, args.norm_floats, sums), per_stage = stage_bytes(columns, e4m3, resident);
   args.stages = (max_shared_bytes_ - fixed) / per_stage;
+  args.left = reinterpret_cast<float*>(left_->address());
   const Function<ChainArgs>& function = resident ? resident_ : (e4m3 ? e4m3_ : bf16_).chain[index];
   stream.launch(function,
                 {.grid = {static_cast<unsigned>(num_sms_)},
@@ -159,25 +165,35 @@ void Linears::quantise(Stream& stream, const QuantiseArgs& args) const {
 
 void Linears::multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, const PromptPlaces& places) const {
   CHECK(phase.epilogue != Epilogue::kLogits);  // logits have the arithmetic of decode rows
-  constexpr int kRows = 128;                   // of a block
-  const int per_stage = stage_bytes(kRows, e4m3, false);
   PromptArgs args;
   args.phase = phase;
   args.rows = static_cast<int32_t>(rows);
   args.x_rows = static_cast<int32_t>(padded(rows));
   args.x = e4m3 ? places.x8 : places.x16;
   args.x_scale = reinterpret_cast<const float*>(places.x_scale);
+  const PromptShape shape = shape_ != PromptShape::kFastest ? shape_ : fastest_shape(phase, e4m3, args.x_rows);
+  const bool tall = shape == PromptShape::kTallPair && e4m3, pair = shape != PromptShape::kSingle;
+  const int block_rows = tall ? 256 : 128, per_stage = stage_bytes(block_rows, e4m3, false);
   args.stages = (max_shared_bytes_ - fixed_bytes(0, 0, 0)) / per_stage;
-  const bool pair = pairs_ && args.x_rows > kRows;
   const unsigned blocks = pair ? 2 : 1;  // of a cluster
-  const int64_t items = phase.tiles * int64_t{plain::blocks_for(args.x_rows, kRows * blocks)};
+  const int64_t items = phase.tiles * int64_t{plain::blocks_for(args.x_rows, block_rows * blocks)};
   const Kind& kind = e4m3 ? e4m3_ : bf16_;
-  stream.launch(pair ? kind.prompt_pair : kind.prompt,
+  stream.launch(tall ? kind.prompt_tall_pair : pair ? kind.prompt_pair : kind.prompt,
                 {.grid = {blocks * static_cast<unsigned>(std::min<int64_t>(items, num_sms_ / static_cast<int>(blocks)))},
                  .block = {kThreads},
                  .shared_bytes = static_cast<unsigned>(fixed_bytes(0, 0, 0) + args.stages * per_stage),
                  .cluster = {blocks, 1, 1}},
                 args);
+}
+
+/// By how often the device's blocks take an output tile, and how long that takes: measured on an H200, the same for all shapes of the model within 5 %.
+PromptShape Linears::fastest_shape(const LinearPhase& phase, bool e4m3, int64_t rows) const {
+  const auto turns = [&](int64_t tile_rows, int64_t at_once) {
+    return static_cast<double>(plain::blocks_for(phase.tiles * int64_t{plain::blocks_for(rows, tile_rows)}, at_once));
+  };
+  const double single = turns(128, num_sms_), pair = 0.96 * turns(256, num_sms_ / 2), tall_pair = 1.78 * turns(512, num_sms_ / 2);
+  if (e4m3 && tall_pair < std::min(single, pair)) return PromptShape::kTallPair;
+  return pair < single ? PromptShape::kPair : PromptShape::kSingle;
 }
 
 void Linears::prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearPhase& phase, const RowsIn& in, int64_t rows,

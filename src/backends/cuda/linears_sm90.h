@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "backends/cuda/sm90.h"
 #include "backends/cuda/stream.h"
 #include "backends/cuda/tile_layer.h"
 #include "ops/kernel.h"
@@ -57,8 +58,7 @@ inline ops::Verdict accepts_activation(DType activation, ops::ActivationLayout l
 /// The linear kernels of one device: what the ops of this platform are made of.
 class Linears {
  public:
-  /// `pairs`: blocks take prompt rows in clusters of two, which share weights. The bits are the same.
-  static Result<Linears> load(Device& device, bool pairs = false);
+  static Result<Linears> load(Device& device, PromptShape shape);
 
   [[nodiscard]] const Packers& packers() const { return packers_; }
   /// What `layer` needs, whichever rows there are; `spare_columns` as in PromptPlaces.
@@ -124,12 +124,13 @@ class Linears {
   friend class Chain;
   struct Kind {
     std::array<Function<ChainArgs>, kColumns.size()> chain;
-    Function<PromptArgs> prompt, prompt_pair;
+    Function<PromptArgs> prompt, prompt_pair, prompt_tall_pair;
   };
   void launch_chain(Stream& stream, ChainArgs args, bool e4m3) const;
   void prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearPhase& phase, const RowsIn& in, int64_t rows,
               const PromptPlaces& places) const;
   void multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, const PromptPlaces& places) const;
+  [[nodiscard]] PromptShape fastest_shape(const LinearPhase& phase, bool e4m3, int64_t rows) const;
   static QuantiseArgs to_fill(const TileLayer& layer, int64_t rows, std::byte* x8, std::byte* x_scale, std::byte* x16);
   /// A phase for decode rows: its launch may join those of the layers before and after it.
   void append(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const;
@@ -139,7 +140,8 @@ class Linears {
   Function<ChainArgs> resident_;
   Kind e4m3_, bf16_;
   int num_sms_ = 0, max_shared_bytes_ = 0;
-  bool pairs_ = false;
+  std::shared_ptr<ops::Buffer> left_;  // ChainArgs::left
+  PromptShape shape_ = PromptShape::kFastest;
 };
 
 }  // namespace quern::cuda::sm90

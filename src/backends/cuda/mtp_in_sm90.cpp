@@ -60,16 +60,9 @@ ops::Verdict accepts(const ops::MtpIn::Problem& problem, const ops::DeviceTraits
   return TileLayer::accepts({.parts = {problem.fc}}, traits);
 }
 
-namespace {
-
-Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device, bool pairs) {
-  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), pairs));
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device, PromptShape shape) {
+  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), shape));
   return std::unique_ptr<ops::MtpIn::Kernel>(std::make_unique<MtpInKernel>(problem, std::move(linears)));
 }
-
-}  // namespace
-
-Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) { return make(problem, device, false); }
-Result<std::unique_ptr<ops::MtpIn::Kernel>> make_pairs(const ops::MtpIn::Problem& problem, ops::Device& device) { return make(problem, device, true); }
 
 }  // namespace quern::cuda::sm90

@@ -2,9 +2,10 @@
 
 namespace quern::cuda::sm90 {
 
-QUERN_PROMPT(prompt_e4m3, true, false)
-QUERN_PROMPT(prompt_bf16, false, false)
-QUERN_PROMPT(prompt_pair_e4m3, true, true)
-QUERN_PROMPT(prompt_pair_bf16, false, true)
+QUERN_PROMPT(prompt_e4m3, true, false, false)
+QUERN_PROMPT(prompt_bf16, false, false, false)
+QUERN_PROMPT(prompt_pair_e4m3, true, true, false)
+QUERN_PROMPT(prompt_pair_bf16, false, true, false)
+QUERN_PROMPT(prompt_tall_pair_e4m3, true, true, true)
 
 }  // namespace quern::cuda::sm90

@@ -24,6 +24,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "r"(parity)
       : "memory");
 }
+__device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 /// Copies `bytes` (a multiple of 16) from global to shared memory; the barrier counts them.
 __device__ __forceinline__ void bulk_copy(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination), "l"(source), "r"(bytes),
@@ -66,6 +67,8 @@ __device__ __forceinline__ void bulk_copy_once(uint32_t destination, const void*
 /// Waits until the grids before this one in the stream have finished and their writes can be seen.
 __device__ __forceinline__ void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+/// Between what the threads of a block or predecessors wrote by themselves and bulk copies that touch the same place: of shared memory, of any.
+__device__ __forceinline__ void fence_async_proxy_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int kId, int kThreads>
 __device__ __forceinline__ void named_barrier() {
