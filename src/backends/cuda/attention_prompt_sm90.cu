@@ -63,13 +63,17 @@ __device__ __forceinline__ void produce(const AttentionArgs& args, Shared& s, co
   };
   for (int block = first_block; block <= last_block; ++block) {
     const int turn = block - first_block, stage = turn % 2;
+    if (turn > 1) {  // before this thread waits for the stage that is still being read
+      await_copies<0>();
+      announce(block - 1);
+    }
     hopper::barrier_wait(hopper::shared_address(&s.empty[stage]), static_cast<uint32_t>(turn / 2 % 2 ^ 1));
     const int64_t at = (int64_t{block_table[block]} * args.num_kv_heads + kv_head) * kKeys * kDim;
     const int begin = max(0, args.first_index - block * kKeys), end = min(kKeys, t.last + 1 - block * kKeys), thread = static_cast<int>(threadIdx.x) - kConsumers;
     load_tile<kProducers>(s.k[stage], KeyPlace(), thread, args.kv.k, args.kv.dtype, at, begin, end);
     load_tile<kProducers>(s.v[stage], KeyPlace(), thread, args.kv.v, args.kv.dtype, at, begin, end);
     commit_copies();
-    if (turn > 0) {
+    if (turn == 1) {
       await_copies<1>();
       announce(block - 1);
     }
