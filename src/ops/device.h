@@ -56,7 +56,7 @@ class Stream {
   virtual Result<void> wait(Mark mark) = 0;
   static constexpr int kMaxMarks = 8;
 
-  /// Whether launches can be recorded: between the two calls nothing is executed, and only kernels are enqueued. No graph: they were executed after all.
+  /// Whether launches can be recorded: between the two calls nothing is executed, and only kernels and fill_zero are enqueued. No graph: they were executed after all.
   [[nodiscard]] virtual bool can_record() const { return false; }
   virtual void begin_recording() {}
   virtual Result<std::unique_ptr<Graph>> end_recording() { return std::unique_ptr<Graph>(); }

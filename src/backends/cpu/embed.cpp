@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "backends/cpu/numeric.h"
 #include "backends/cpu/packed_linear.h"
 #include "backends/cpu/plain.h"
@@ -28,11 +30,16 @@ class EmbedKernel final : public ops::Embed::Kernel {
     const auto* ids = tokens.data<int32_t>();
     pool_.parallel_for(tokens.shape[0], 2 * problem_.hidden, [&](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
-        CHECK(ids[row] >= 0 && ids[row] < problem_.vocab_size);
+        CHECK(ids[row] >= 0 && ids[row] < problem_.end_of_ids());
+        const int64_t table_row = ids[row] - problem_.first_id;
+        if (table_row < 0 || table_row >= problem_.vocab_size) {
+          std::memset(row_address(x, row, problem_.hidden), 0, static_cast<size_t>(problem_.hidden) * dtype_size(x.dtype));
+          continue;
+        }
         for (int64_t column = 0; column < problem_.hidden; column += kPiece) {
           float values[kPiece];
           const int64_t n = std::min(kPiece, problem_.hidden - column);
-          decode_row(table, ids[row], column, column + n, values);
+          decode_row(table, table_row, column, column + n, values);
           store_f32(values, n, x.dtype, row_address(x, row, problem_.hidden) + static_cast<size_t>(column) * dtype_size(x.dtype));
         }
       }

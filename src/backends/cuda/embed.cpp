@@ -31,7 +31,7 @@ class EmbedKernel final : public ops::Embed::Kernel {
 
   void enqueue_lookup(const ops::TensorView& tokens, const ops::Buffer& packed, const ops::TensorView& x, ops::Launch& launch) const override {
     if (tokens.empty()) return;
-    const LookupArgs args{table_.view(packed), x.dtype, tokens.data<int32_t>(), x.data<void>()};
+    const LookupArgs args{table_.view(packed), problem_.first_id, problem_.end_of_ids(), x.dtype, tokens.data<int32_t>(), x.data<void>()};
     constexpr unsigned kThreads = 256;
     cuda_stream(launch.stream)
         .launch(lookup_,

@@ -29,17 +29,17 @@ extern "C" __global__ void resolve_rows(const __grid_constant__ ResolveArgs args
     s.positions[row * 3 + axis] = decode ? index + s.position_delta[run.slot] : s.run_positions[run_number * 3 + axis] + i;
 }
 
-/// blockIdx: (row, piece of it); a thread has an element. An id outside the table gives NaN, which the sampler reports.
+/// blockIdx: (row, piece of it); a thread has an element. An id that no rank has gives NaN, which the sampler reports.
 extern "C" __global__ void lookup_rows(const __grid_constant__ LookupArgs args) {
   constexpr int64_t kScaleBlock = 128;
   release_successor();
   await_predecessor();
   const Weight& table = args.table;
-  const int64_t token = args.tokens[blockIdx.x], width = table.in_features, out = int64_t{blockIdx.x} * width;
+  const int64_t id = args.tokens[blockIdx.x], token = id - args.first_id, width = table.in_features, out = int64_t{blockIdx.x} * width;
   const bool known = token >= 0 && token < table.out_features;
   const int64_t i = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
   if (i >= width) return;
-  float x = __int_as_float(0x7fc00000);
+  float x = id >= 0 && id < args.num_ids ? 0.0f : __int_as_float(0x7fc00000);
   if (known) {
     x = load(table.data, table.dtype, token * width + i);
     if (table.scales == Weight::Scales::kBlock) {

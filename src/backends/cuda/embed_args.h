@@ -10,9 +10,10 @@ struct ResolveArgs {
   StepTables step;
 };
 
-/// out[row] = table[tokens[row]]
+/// out[row] = table[tokens[row] - first_id], zeros for other ids below num_ids
 struct LookupArgs {
   Weight table;
+  int64_t first_id, num_ids;
   DType activation;
   const int32_t* tokens;
   void* out;  // [rows, in_features of the table]

@@ -37,18 +37,18 @@ __kernel void resolve_rows(int num_rows, PLACE(const run_t, runs), PLACE(const i
   for (int axis = 0; axis < 3; ++axis) positions[row * 3 + axis] = decode ? index + position_delta[run.slot] : run_positions[run_number * 3 + axis] + i;
 }
 
-// out[row] = table[tokens[row]], one group a row. An id outside the table gives NaN, which the sampler reports.
+// out[row] = table[tokens[row] - first_id], zeros for other ids below num_ids; one group a row. An id that no rank has gives NaN, which the sampler reports.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void lookup_rows(PLACE(const uchar, table), int dtype, PLACE(const float, scale), PLACE(const long, offsets), int scales,
-                                                                             long vocab_size, int width, PLACE(const int, tokens), PLACE(activation_t, out)) {
+                                                                             long vocab_size, long first_id, long num_ids, int width, PLACE(const int, tokens), PLACE(activation_t, out)) {
   FIND(const uchar, table);
   FIND(const float, scale);
   FIND(const long, offsets);
   FIND(const int, tokens);
   FIND(activation_t, out);
-  const long row = (long)get_group_id(0), token = tokens[row];
+  const long row = (long)get_group_id(0), id = tokens[row], token = id - first_id;
   const bool known = token >= 0 && token < vocab_size;
   for (int i = (int)get_local_id(0); i < width; i += ITEMS) {
-    float x = as_float(0x7fc00000u);
+    float x = id >= 0 && id < num_ids ? 0.0f : as_float(0x7fc00000u);
     if (known) {
       x = load_any(table, dtype, token * width + i);
       if (scales != SCALES_NONE) x *= scale_at(scales, scale, offsets, width, token, i);

@@ -27,7 +27,7 @@ class EmbedKernel final : public ops::Embed::Kernel {
     if (tokens.empty()) return;
     opencl_stream(launch.stream)
         .launch(lookup_, {{static_cast<size_t>(tokens.shape[0]), 1, 1}, {kItems, 1, 1}}, table_.weight_in(packed), number_of(table_.dtype()), table_.scale_in(packed),
-                table_.offsets_in(packed), table_.scales(), problem_.vocab_size, static_cast<int32_t>(problem_.hidden), tokens, x);
+                table_.offsets_in(packed), table_.scales(), problem_.vocab_size, problem_.first_id, problem_.end_of_ids(), static_cast<int32_t>(problem_.hidden), tokens, x);
   }
 
  private:
