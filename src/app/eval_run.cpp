@@ -184,8 +184,8 @@ Result<worker::ExecutionPlan> plan_for_eval(const worker::ExecutionPlan& plan, i
   options.max_model_len = capacity;
   options.max_logit_rows = std::max(logit_rows, 1);
   if (!options.kv_cache_memory_bytes)
-    options.kv_cache_memory_bytes = plan.memory.block_bytes * static_cast<uint64_t>(ceil_div(capacity, kBlock));
-  return worker::make_plan(options, plan.config, plan.inventory, plan.traits);
+    options.kv_cache_memory_bytes = plan.kv_bytes_for(ceil_div(capacity, kBlock));
+  return worker::make_plan(options, plan.config, plan.inventory, plan.device_traits());
 }
 
 }  // namespace quern::app

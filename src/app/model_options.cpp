@@ -64,17 +64,6 @@ Setter to_quantization(ModelOptions& options) {
   };
 }
 
-Setter to_parallel_size(std::string what) {
-  return [what = std::move(what)](std::string_view text) -> Result<void> {
-    ASSIGN_OR_RETURN(const int64_t size, parse_integer(text));
-    if (size == 1) return {};
-    if (size < 1) return invalid_argument("{} is not a number of ranks", text);
-    return Error{ErrorCode::kUnsupported,
-                 fmt::format("{} ranks were asked for, but {} is not supported yet: this version runs a model on one device", size, what),
-                 {}};
-  };
-}
-
 Setter to_kernel(std::map<std::string, std::string, std::less<>>& kernels) {
   return [&kernels](std::string_view text) -> Result<void> {
     const size_t equals = text.find('=');
@@ -162,13 +151,12 @@ OptionGroup device_group(ModelOptions& o) {
   return {
       "Device",
       {
-          {"--device", "NAME", "cpu (default), cuda:N, opencl (the first Intel GPU) or opencl:N (any); `plan` and `kernels` also know cards by name: b60, b70, h200, ...",
+          {"--device", "NAME", "cpu (default), cuda:N, opencl (the first Intel GPU) or opencl:N (any); with -tp or -pp a list, or the first of them; `plan` and `kernels` also know cards by name: b60, b70, h200, ...",
            to_text(o.worker.device)},
           {"--threads", "N", "CPU threads (default: one per core); never changes results", to_integer(o.worker.num_threads, 1, 4096)},
           {"--kernel", "OP=CANDIDATE", "Use this kernel for an op or fail; may be repeated", to_kernel(o.worker.kernels), true},
-          {"-tp,--tensor-parallel-size", "N", "or -tp; 1: tensor parallelism is not supported yet", to_parallel_size("tensor parallelism")},
-          {"-pp,--pipeline-parallel-size", "N", "or -pp; 1: pipeline parallelism is not supported yet",
-           to_parallel_size("pipeline parallelism")},
+          {"-tp,--tensor-parallel-size", "N", "Devices that share every layer (default 1)", to_integer(o.worker.tp_size, 1, 64)},
+          {"-pp,--pipeline-parallel-size", "N", "Stages of layers, each on a device, or on as many as -tp says (default 1)", to_integer(o.worker.pp_size, 1, 64)},
           {"--enforce-eager", "", "Launch every kernel of a step instead of replaying recorded launches (CPUs always do)", to_flag(o.worker.enforce_eager)},
           log_level_option(),
       }};

@@ -16,7 +16,7 @@ namespace {
 std::string memory_table(const worker::ExecutionPlan& plan) {
   const worker::MemoryPlan& memory = plan.memory;
   const worker::WorkerLimits& limits = plan.limits;
-  std::string text = "memory\n";
+  std::string text = plan.ranks.size() == 1 ? "memory\n" : "memory of the rank with the least to spare\n";
   const auto row = [&](std::string_view what, uint64_t bytes, const std::string& remark = {}) {
     fmt::format_to(std::back_inserter(text), "  {:<24}{:>12}{}{}\n", what, format_bytes(bytes), remark.empty() ? "" : "   ", remark);
   };
@@ -31,6 +31,21 @@ std::string memory_table(const worker::ExecutionPlan& plan) {
   row("total", memory.total_bytes());
   row("usable", memory.budget_bytes, fmt::format("of {}", format_bytes(memory.device_bytes)));
   return text;
+}
+
+/// What every rank keeps and reads; nothing where there is one.
+std::string rank_table(const worker::ExecutionPlan& plan) {
+  if (plan.ranks.size() == 1) return {};
+  std::string text = fmt::format("ranks, tp {} pp {}\n  {:<4}{:<14}{:>8}{:>12}{:>14}{:>12}{:>12}{:>16}\n", plan.options.tp_size, plan.options.pp_size, "", "device", "layers", "weights", "states, KV",
+                                 "total", "usable", "read a token");
+  for (const worker::RankPlan& rank : plan.ranks) {
+    const worker::MemoryPlan& memory = rank.memory;
+    fmt::format_to(std::back_inserter(text), "  {:<4}{:<14}{:>8}{:>12}{:>14}{:>12}{:>12}{:>16}\n", rank.shard.rank(), rank.device,
+                   fmt::format("{}-{}", rank.shard.layers.begin, rank.shard.layers.end - 1), format_bytes(memory.weights_bytes),
+                   format_bytes(memory.total_bytes() - memory.weights_bytes - memory.workspace_bytes), format_bytes(memory.total_bytes()), format_bytes(memory.budget_bytes),
+                   format_bytes(static_cast<uint64_t>(rank.decode_bytes_per_token)));
+  }
+  return text + "\n";
 }
 
 }  // namespace
@@ -65,7 +80,7 @@ std::string plan_as_text(const worker::ExecutionPlan& plan) {
   fmt::format_to(out, "  {:<24}{:>12}{:>14}\n", "tensors", "number", "bytes");
   for (const worker::SchemeTotal& scheme : plan.schemes)
     fmt::format_to(out, "  {:<24}{:>12}{:>14}\n", scheme.scheme, format_count(scheme.num_tensors), format_bytes(scheme.bytes));
-  text += "\n" + memory_table(plan) + "\n";
+  text += "\n" + memory_table(plan) + "\n" + rank_table(plan);
   fmt::format_to(out, "limits    {} tokens per sequence, {} sequences at once, {} tokens of KV\n", format_count(plan.limits.max_model_len),
                  plan.limits.num_slots, format_count(int64_t{plan.limits.num_blocks} * 64));
   fmt::format_to(out, "expected  {}\n", expected_decode(plan));
@@ -91,10 +106,27 @@ Json plan_as_json(const worker::ExecutionPlan& plan) {
     kernels.push_back({{"op", choice.op}, {"problem", choice.problem}, {"wanted_by", choice.wanted_by}, {"candidate", choice.candidate}});
   Json modelled;
   if (const auto speed = worker::card_speed(plan)) modelled = card_speed_as_json(plan, *speed);
+  Json ranks = Json::array();
+  for (const worker::RankPlan& rank : plan.ranks)
+    ranks.push_back({{"rank", rank.shard.rank()},
+                     {"tp_rank", rank.shard.tp_rank},
+                     {"pp_rank", rank.shard.pp_rank},
+                     {"device", rank.device},
+                     {"device_name", rank.traits.name},
+                     {"first_layer", rank.shard.layers.begin},
+                     {"num_layers", rank.shard.layers.size()},
+                     {"weights_bytes", rank.memory.weights_bytes},
+                     {"total_bytes", rank.memory.total_bytes()},
+                     {"budget_bytes", rank.memory.budget_bytes},
+                     {"margin_bytes", rank.memory.margin_bytes()},
+                     {"decode_bytes_per_token", rank.decode_bytes_per_token}});
   return {
       {"model", plan.config.name},
       {"device", plan.options.device},
       {"device_name", plan.traits.name},
+      {"tensor_parallel_size", plan.options.tp_size},
+      {"pipeline_parallel_size", plan.options.pp_size},
+      {"ranks", ranks},
       {"activation_dtype", dtype_name(plan.activation)},
       {"kv_cache_dtype", dtype_name(plan.kv)},
       {"ring_dtype", dtype_name(plan.ring)},

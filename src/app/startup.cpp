@@ -14,6 +14,10 @@ void log_plan(const worker::ExecutionPlan& plan) {
   const worker::MemoryPlan& memory = plan.memory;
   log_info("{} on {} ({}), activations {}, KV {}", plan.config.name, plan.options.device, plan.traits.name, dtype_name(plan.activation),
            dtype_name(plan.kv));
+  for (const worker::RankPlan& rank : plan.ranks)
+    if (plan.ranks.size() > 1)
+      log_info("rank {}: {}, layers {} to {}, weights {}, {} of {} in all", rank.shard.rank(), rank.device, rank.shard.layers.begin, rank.shard.layers.end - 1, format_bytes(rank.memory.weights_bytes),
+               format_bytes(rank.memory.total_bytes()), format_bytes(rank.memory.device_bytes));
   log_info("memory: weights {}, workspace {}, state and rings {}, KV {}; {} of {} in all", format_bytes(memory.weights_bytes),
            format_bytes(memory.workspace_bytes),
            format_bytes(memory.state_bytes + memory.ring_bytes + memory.sampler_bytes + memory.snapshot_bytes),

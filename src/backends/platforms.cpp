@@ -60,9 +60,9 @@ Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const De
   const std::string& platform = split.platform;
   const int ordinal = split.ordinal.value_or(0);
   if (platform == "cpu") {
-    if (ordinal != 0) return invalid_argument("device '{}': there is one CPU device, cpu or cpu:0", name);
+    if (ordinal >= options.num_sharing) return invalid_argument("device '{}': {} CPU device{} asked for, numbered from 0", name, options.num_sharing, options.num_sharing == 1 ? " was" : "s were");
     if (options.num_threads < 0) return invalid_argument("{} threads: a positive number, or 0 for one per core", options.num_threads);
-    return std::unique_ptr<ops::Device>(std::make_unique<cpu::Device>(options.num_threads, options.records));
+    return std::unique_ptr<ops::Device>(std::make_unique<cpu::Device>(options.num_threads, options.records, options.num_sharing));
   }
   if (platform == "cuda") {
     auto device = cuda::Device::open(ordinal, {.quantizes_activations = options.quantizes_activations, .inspectable = options.inspectable});

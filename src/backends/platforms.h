@@ -21,13 +21,14 @@ namespace quern::backends {
 const ops::KernelTable& kernel_table(ops::Platform platform);
 
 struct DeviceOptions {
-  int num_threads = 0;       // CPU: 0 = one per core
+  int num_threads = 0;       // CPU: 0 = one per core, of those that are the device's
+  int num_sharing = 1;       // CPU: so many devices share the machine; each has its part of cores and memory
   bool records = false;      // CPU, for tests: its streams say that they can record, so that steps are laid out for replay
   bool quantizes_activations = true;  // FP8 weights may meet FP8 activations where the device multiplies them (DeviceTraits::fp8_matrix)
   bool inspectable = false;  // for tests: TensorView::data() is readable on the host, and a launch has ended when enqueue returns
 };
 
-/// Opens one device by name: "cpu", "cpu:0", "cuda:0", "opencl:0", "opencl-emulated:0" (for tests: kernels for Xe2 with its matrix units spelled out). Errors say what is missing (driver, card, build) and what would work.
+/// Opens one device by name: "cpu" or "cpu:N" (a group of threads with memory of its own), "cuda:0", "opencl:0", "opencl-emulated:0" (for tests: kernels for Xe2 with its matrix units spelled out). Errors say what is missing (driver, card, build) and what would work.
 Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const DeviceOptions& options);
 
 /// How devices of a platform can exchange messages, in order of preference.

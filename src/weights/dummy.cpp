@@ -1,5 +1,6 @@
 #include "weights/dummy.h"
 
+#include <optional>
 #include <string>
 
 #include "base/check.h"
@@ -13,7 +14,7 @@ namespace {
 using ops::WeightScheme;
 
 /// The scales of a slice, cut from the grid of the whole tensor.
-Result<void> stage_scale(const SyntheticTensor& tensor, const ops::LinearShape& whole, const Range& rows, const Range& columns,
+Result<void> stage_scale(const SyntheticTensor& tensor, const ops::LinearShape& whole, const RowPieces& rows, const Range& columns,
                          Staging& staging, std::string_view purpose, ops::LinearSource& source) {
   std::vector<float> scales;
   Shape shape;
@@ -26,16 +27,18 @@ Result<void> stage_scale(const SyntheticTensor& tensor, const ops::LinearShape& 
       shape = {1};
       break;
     case WeightScheme::kFp8Channel:
-      for (int64_t r = rows.begin; r < rows.end; ++r) scales.push_back(tensor.scale(r));
+      for (int64_t r = 0; r < rows.size(); ++r) scales.push_back(tensor.scale(rows.stored(r)));
       shape = {rows.size()};
       break;
     case WeightScheme::kFp8Block: {
-      const Range block_rows = blocks_of(rows), block_columns = blocks_of(columns);
+      const std::optional<ScaleRows> scale_rows = scale_rows_of(rows, 0);
+      if (!scale_rows) return make_error(ErrorCode::kUnsupported, "{}: its pieces cannot be joined, since their scale blocks do not lie on one grid of {}", purpose, ops::kScaleBlock);
+      const Range block_columns = blocks_of(columns);
       const int64_t grid_columns = ceil_div(whole.in_features, ops::kScaleBlock);
-      for (int64_t r = block_rows.begin; r < block_rows.end; ++r)
+      for (const int64_t r : scale_rows->stored)
         for (int64_t c = block_columns.begin; c < block_columns.end; ++c) scales.push_back(tensor.scale(r * grid_columns + c));
-      shape = {block_rows.size(), block_columns.size()};
-      source.row_offset = rows.begin % ops::kScaleBlock;
+      shape = {std::ssize(scale_rows->stored), block_columns.size()};
+      source.row_offset = scale_rows->offset;
       source.column_offset = columns.begin % ops::kScaleBlock;
       break;
     }
@@ -50,7 +53,8 @@ Result<StagedLinear> DummySource::linear(std::string_view name, const Slice& sli
   const auto found = inventory_.linears.find(name);
   CHECK_MSG(found != inventory_.linears.end(), std::string(name));
   const ops::LinearShape& whole = found->second;
-  const Range rows = row_range(slice, whole), columns = column_range(slice, whole);
+  const RowPieces rows(slice, whole.out_features);
+  const Range columns = column_range(slice, whole);
   const SyntheticTensor tensor(name, {whole.out_features, whole.in_features}, seed_);
   const DType dtype = ops::stored_dtype(whole.scheme);
 
@@ -62,7 +66,7 @@ Result<StagedLinear> DummySource::linear(std::string_view name, const Slice& sli
   source.shape.in_features = columns.size();
   const auto write = [&](int64_t first, int64_t count, std::byte* out) {
     for (int64_t r = 0; r < count; ++r) {
-      const int64_t begin = (rows.begin + first + r) * whole.in_features + columns.begin;
+      const int64_t begin = rows.stored(first + r) * whole.in_features + columns.begin;
       std::byte* row = out + static_cast<size_t>(r * columns.size()) * dtype_size(dtype);
       ops::is_fp8(whole.scheme) ? tensor.fill_codes(begin, columns.size(), row) : tensor.fill(dtype, begin, columns.size(), row);
     }
@@ -73,18 +77,19 @@ Result<StagedLinear> DummySource::linear(std::string_view name, const Slice& sli
   return staged;
 }
 
-Result<StagedTensor> DummySource::vector(std::string_view name, ops::Device& device, ops::Stream& stream) {
+Result<StagedTensor> DummySource::vector(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) {
   const auto found = inventory_.vectors.find(name);
   CHECK_MSG(found != inventory_.vectors.end(), std::string(name));
   const auto& [dtype, shape] = found->second;
   const SyntheticTensor tensor(name, shape, seed_);
+  const RowPieces rows(slice, shape[0]);
+  const int64_t width = shape[0] == 0 ? 0 : shape.num_elements() / shape[0];
   StagedTensor staged;
   Staging staging(device, stream, staged.buffers);
-  const int64_t elements = shape.num_elements();
-  ASSIGN_OR_RETURN(staged.view, staging.make_rows(dtype, 1, elements, name, [&, type = dtype](int64_t, int64_t, std::byte* out) {
-    tensor.fill(type, 0, elements, out);
+  ASSIGN_OR_RETURN(staged.view, staging.make_rows(dtype, rows.size(), width, name, [&, type = dtype](int64_t first, int64_t count, std::byte* out) {
+    for (int64_t r = 0; r < count; ++r) tensor.fill(type, rows.stored(first + r) * width, width, out + static_cast<size_t>(r * width) * dtype_size(type));
   }));
-  staged.view.shape = shape;
+  staged.view.shape = shape_of_rows(shape, rows.size());
   return staged;
 }
 

@@ -13,7 +13,7 @@ class DummySource final : public WeightSource {
 
   [[nodiscard]] const Inventory& inventory() const override { return inventory_; }
   Result<StagedLinear> linear(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) override;
-  Result<StagedTensor> vector(std::string_view name, ops::Device& device, ops::Stream& stream) override;
+  Result<StagedTensor> vector(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) override;
   void done_with(std::string_view /*name*/) override {}
 
   /// The activation scale of every static layer.

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -33,40 +34,46 @@ std::optional<size_t> first_non_finite(std::span<const std::byte> bytes, DType d
   return first < none ? std::optional(first.load()) : std::nullopt;
 }
 
-/// A rectangle of a stored matrix.
+/// Rows of a stored matrix, in pieces, and a range of its columns.
 class StoredRows {
  public:
-  StoredRows(const LinearEntry& entry, const Range& rows, const Range& columns)
+  StoredRows(const LinearEntry& entry, RowPieces rows, const Range& columns)
       : ref_(entry.weight),
         dtype_(ops::stored_dtype(entry.stored.scheme)),
+        rows_(std::move(rows)),
         columns_(columns),
         row_columns_(entry.stored.in_features),
-        row_begin_(entry.row_begin + rows.begin),
-        num_rows_(rows.size()) {}
+        row_begin_(entry.row_begin) {}
 
   [[nodiscard]] DType dtype() const { return dtype_; }
-  [[nodiscard]] int64_t num_rows() const { return num_rows_; }
+  [[nodiscard]] const RowPieces& rows() const { return rows_; }
+  [[nodiscard]] int64_t num_rows() const { return rows_.size(); }
   [[nodiscard]] int64_t num_columns() const { return columns_.size(); }
-  [[nodiscard]] bool contiguous() const { return num_columns() == row_columns_; }
-  /// Bytes of row `row` of the rectangle.
-  [[nodiscard]] std::span<const std::byte> row(int64_t row) const { return bytes(row, columns_.begin, num_columns()); }
-  [[nodiscard]] std::span<const std::byte> whole_row(int64_t row) const { return bytes(row, 0, row_columns_); }
-  [[nodiscard]] std::span<const std::byte> all() const { return bytes(0, 0, num_rows_ * row_columns_); }
+  [[nodiscard]] bool contiguous() const { return rows_.pieces().size() == 1 && num_columns() == row_columns_; }
+  /// Bytes of row `row` of the joined ones.
+  [[nodiscard]] std::span<const std::byte> row(int64_t row) const { return bytes(rows_.stored(row), columns_.begin, num_columns()); }
+  [[nodiscard]] std::span<const std::byte> whole_row(int64_t row) const { return bytes(rows_.stored(row), 0, row_columns_); }
+  /// All bytes, where they are contiguous.
+  [[nodiscard]] std::span<const std::byte> all() const { return whole_rows(rows_.pieces()[0]); }
   [[nodiscard]] int64_t column_begin() const { return columns_.begin; }
 
   /// Refuses NaN and infinities by name and position.
-  [[nodiscard]] Result<void> check_finite(bool whole_rows) const {
-    if (contiguous() || whole_rows) return check(all(), 0, 0);
-    for (int64_t r = 0; r < num_rows_; ++r) RETURN_IF_ERROR(check(row(r), r, columns_.begin));
-    return {};
+  [[nodiscard]] Result<void> check_finite(bool with_whole_rows) const {
+    return rows_.for_each([&](int64_t, const Range& piece) -> Result<void> {
+      if (with_whole_rows || num_columns() == row_columns_) return check(whole_rows(piece), piece.begin, 0);
+      for (int64_t r = piece.begin; r < piece.end; ++r) RETURN_IF_ERROR(check(bytes(r, columns_.begin, num_columns()), r, columns_.begin));
+      return {};
+    });
   }
 
  private:
+  /// From a row of the tensor, which may itself be a segment of the stored one.
   [[nodiscard]] std::span<const std::byte> bytes(int64_t row, int64_t column, int64_t count) const {
     const size_t element = dtype_size(dtype_);
     return ref_.bytes().subspan(static_cast<size_t>((row_begin_ + row) * row_columns_ + column) * element,
                                 static_cast<size_t>(count) * element);
   }
+  [[nodiscard]] std::span<const std::byte> whole_rows(const Range& piece) const { return bytes(piece.begin, 0, piece.size() * row_columns_); }
   [[nodiscard]] Result<void> check(std::span<const std::byte> span, int64_t row, int64_t column) const {
     const auto bad = first_non_finite(span, dtype_);
     if (!bad) return {};
@@ -78,8 +85,9 @@ class StoredRows {
 
   const TensorRef& ref_;
   DType dtype_;
+  RowPieces rows_;
   Range columns_;
-  int64_t row_columns_, row_begin_, num_rows_;
+  int64_t row_columns_, row_begin_;
 };
 
 Result<TensorView> stage_weight(const StoredRows& rows, Staging& staging, std::string_view purpose) {
@@ -115,9 +123,8 @@ Result<void> stage_quantized(const StoredRows& rows, Staging& staging, std::stri
 }
 
 /// The scales of a slice, widened to f32 in the layout of LinearSource.
-Result<void> stage_scale(const LinearEntry& entry, const Range& rows, const Range& columns, Staging& staging, std::string_view purpose,
+Result<void> stage_scale(const LinearEntry& entry, const RowPieces& rows, const Range& columns, Staging& staging, std::string_view purpose,
                          LinearSource& source) {
-  const auto first_row = static_cast<size_t>(entry.row_begin + rows.begin);
   switch (entry.stored.scheme) {
     case WeightScheme::kF32:
     case WeightScheme::kBF16:
@@ -129,22 +136,29 @@ Result<void> stage_scale(const LinearEntry& entry, const Range& rows, const Rang
       return {};
     }
     case WeightScheme::kFp8Channel: {
-      ASSIGN_OR_RETURN(const std::vector<float> scale, read_scales(entry.scale, first_row, static_cast<size_t>(rows.size())));
-      ASSIGN_OR_RETURN(source.scale, staging.copy(scale, {rows.size()}, purpose));
+      std::vector<float> scales;
+      RETURN_IF_ERROR(rows.for_each([&](int64_t, const Range& piece) -> Result<void> {
+        ASSIGN_OR_RETURN(const std::vector<float> part, read_scales(entry.scale, static_cast<size_t>(entry.row_begin + piece.begin), static_cast<size_t>(piece.size())));
+        scales.insert(scales.end(), part.begin(), part.end());
+        return {};
+      }));
+      ASSIGN_OR_RETURN(source.scale, staging.copy(scales, {rows.size()}, purpose));
       return {};
     }
     case WeightScheme::kFp8Block: {
-      const Range block_rows = blocks_of({entry.row_begin + rows.begin, entry.row_begin + rows.end}), block_columns = blocks_of(columns);
+      const std::optional<ScaleRows> scale_rows = scale_rows_of(rows, entry.row_begin);
+      if (!scale_rows) return make_error(ErrorCode::kUnsupported, "{}: its pieces cannot be joined, since their scale blocks do not lie on one grid of {}", entry.weight.name, ops::kScaleBlock);
+      const Range block_columns = blocks_of(columns);
       const int64_t stored_columns = ceil_div(entry.stored.in_features, ops::kScaleBlock);
       std::vector<float> grid;
-      for (int64_t r = block_rows.begin; r < block_rows.end; ++r) {
+      for (const int64_t r : scale_rows->stored) {
         ASSIGN_OR_RETURN(const std::vector<float> row,
                          read_scales(entry.scale, static_cast<size_t>(r * stored_columns + block_columns.begin),
                                      static_cast<size_t>(block_columns.size())));
         grid.insert(grid.end(), row.begin(), row.end());
       }
-      ASSIGN_OR_RETURN(source.scale, staging.copy(grid, {block_rows.size(), block_columns.size()}, purpose));
-      source.row_offset = static_cast<int64_t>(first_row) % ops::kScaleBlock;
+      ASSIGN_OR_RETURN(source.scale, staging.copy(grid, {std::ssize(scale_rows->stored), block_columns.size()}, purpose));
+      source.row_offset = scale_rows->offset;
       source.column_offset = columns.begin % ops::kScaleBlock;
       return {};
     }
@@ -176,11 +190,12 @@ Result<StagedLinear> CheckpointSource::linear(std::string_view name, const Slice
   const auto found = account_.linears.find(name);
   CHECK_MSG(found != account_.linears.end(), std::string(name));
   const LinearEntry& entry = found->second;
-  const Range rows = row_range(slice, entry.stored), columns = column_range(slice, entry.stored);
-  entry.weight.file->will_need(*entry.weight.tensor);
+  const RowPieces rows(slice, entry.stored.out_features);
+  const Range columns = column_range(slice, entry.stored);
+  if (rows.size() == entry.stored.out_features) entry.weight.file->will_need(*entry.weight.tensor);
 
   const StoredRows stored(entry, rows, columns);
-  RETURN_IF_ERROR(stored.check_finite(/*whole_rows=*/entry.quantize));
+  RETURN_IF_ERROR(stored.check_finite(/*with_whole_rows=*/entry.quantize));
   StagedLinear staged;
   Staging staging(device, stream, staged.buffers);
   LinearSource& source = staged.source;
@@ -197,15 +212,30 @@ Result<StagedLinear> CheckpointSource::linear(std::string_view name, const Slice
   return staged;
 }
 
-Result<StagedTensor> CheckpointSource::vector(std::string_view name, ops::Device& device, ops::Stream& stream) {
+Result<StagedTensor> CheckpointSource::vector(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) {
   const auto found = account_.vectors.find(name);
   CHECK_MSG(found != account_.vectors.end(), std::string(name));
   const auto& [dtype, shape] = inventory().vectors.find(name)->second;
   const TensorRef& ref = found->second;
-  if (const auto bad = find_non_finite(ref.bytes(), dtype))
-    return invalid_argument("{}: element {} is not a finite number; the file is damaged", ref.name, *bad);
+  const RowPieces rows(slice, shape[0]);
+  const int64_t width = shape[0] == 0 ? 0 : shape.num_elements() / shape[0];
+  const size_t row_bytes = static_cast<size_t>(width) * dtype_size(dtype);
+  const auto bytes_of = [&](const Range& piece) { return ref.bytes().subspan(static_cast<size_t>(piece.begin) * row_bytes, static_cast<size_t>(piece.size()) * row_bytes); };
+  RETURN_IF_ERROR(rows.for_each([&, type = dtype](int64_t, const Range& piece) -> Result<void> {
+    if (const auto bad = find_non_finite(bytes_of(piece), type))
+      return invalid_argument("{}: element {} is not a finite number; the file is damaged", ref.name, piece.begin * width + static_cast<int64_t>(*bad));
+    return {};
+  }));
   StagedTensor staged;
-  ASSIGN_OR_RETURN(staged.view, Staging(device, stream, staged.buffers).borrow(ref.bytes(), dtype, shape, name));
+  Staging staging(device, stream, staged.buffers);
+  if (rows.pieces().size() == 1) {
+    ASSIGN_OR_RETURN(staged.view, staging.borrow(bytes_of(rows.pieces()[0]), dtype, shape_of_rows(shape, rows.size()), name));
+    return staged;
+  }
+  ASSIGN_OR_RETURN(staged.view, staging.make_rows(dtype, rows.size(), width, name, [&](int64_t first, int64_t count, std::byte* out) {
+    for (int64_t r = 0; r < count; ++r) std::memcpy(out + static_cast<size_t>(r) * row_bytes, ref.bytes().data() + static_cast<size_t>(rows.stored(first + r)) * row_bytes, row_bytes);
+  }));
+  staged.view.shape = shape_of_rows(shape, rows.size());
   return staged;
 }
 

@@ -18,7 +18,7 @@ class CheckpointSource final : public WeightSource {
 
   [[nodiscard]] const Inventory& inventory() const override { return account_.inventory; }
   Result<StagedLinear> linear(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) override;
-  Result<StagedTensor> vector(std::string_view name, ops::Device& device, ops::Stream& stream) override;
+  Result<StagedTensor> vector(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) override;
   void done_with(std::string_view name) override;
 
  private:

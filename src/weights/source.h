@@ -57,18 +57,29 @@ struct StagedLinear {
   ops::LinearSource source;
 };
 
-/// Rows and columns of a linear weight that one rank keeps; the default is everything. Offsets on scale-block edges unless the tensor has no block scales.
-struct Slice {
-  int64_t row_begin = 0, row_end = -1, column_begin = 0, column_end = -1;  // -1: to the end
+/// [begin, end)
+struct Range {
+  int64_t begin = 0, end = 0;
+  [[nodiscard]] int64_t size() const { return end - begin; }
+  friend bool operator==(const Range&, const Range&) = default;
 };
 
+/// Rows and columns of a tensor that one rank keeps; the default is everything. Rows may come in several pieces, which are joined in order. Cuts of block scales may lie anywhere, as long as
+/// the joined rows can be put on a grid of 128 again (scale_rows_of in weights/slices.h).
+struct Slice {
+  int64_t row_begin = 0, row_end = -1, column_begin = 0, column_end = -1;  // -1: to the end
+  std::vector<Range> further_rows;                                         // pieces behind [row_begin, row_end)
+};
+
+/// Thread-safe: ranks load at the same time, each its own slices.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
   [[nodiscard]] virtual const Inventory& inventory() const = 0;
   /// By canonical name. NaN codes are refused by name and position. The staged memory may be released after Stream::finish().
   virtual Result<StagedLinear> linear(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) = 0;
-  virtual Result<StagedTensor> vector(std::string_view name, ops::Device& device, ops::Stream& stream) = 0;
+  /// Pieces of the first extent; columns stay whole.
+  virtual Result<StagedTensor> vector(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) = 0;
   /// Bytes of the checkpoint will not be needed again: gives page cache mappings back.
   virtual void done_with(std::string_view name) = 0;
 };

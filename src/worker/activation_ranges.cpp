@@ -38,7 +38,7 @@ float largest_magnitude(const std::vector<float>& values) {
 Result<void> ActivationRanges::prepare(const ExecutionPlan& plan, weights::WeightSource& source, ops::Device& device, ops::Stream& stream) {
   eps_ = plan.config.rms_norm_eps;
   const auto norm = [&](const std::string& name, std::vector<std::vector<float>>& list) -> Result<void> {
-    ASSIGN_OR_RETURN(const weights::StagedTensor staged, source.vector(name, device, stream));
+    ASSIGN_OR_RETURN(const weights::StagedTensor staged, source.vector(name, {}, device, stream));
     list.push_back(read(staged.view, stream));
     source.done_with(name);
     return {};

@@ -131,7 +131,12 @@ namespace {
 CardRates rates_of(const ops::DeviceTraits& traits) { return {traits.read_bandwidth, backends::issue_rate(traits), traits.num_cores}; }
 
 using Stages = std::vector<std::vector<RankPart>>;
-Stages stages_of(const ExecutionPlan& plan) { return {{RankPart{plan.config, plan.inventory, plan.traits, 1, true, true}}}; }
+Stages stages_of(const ExecutionPlan& plan) {
+  Stages stages(static_cast<size_t>(plan.options.pp_size));
+  for (const RankPlan& rank : plan.ranks)
+    stages[static_cast<size_t>(rank.shard.pp_rank)].push_back({rank.config, rank.inventory, rank.traits, rank.shard.tp_size, rank.shard.first_stage(), rank.shard.last_stage()});
+  return stages;
+}
 
 /// Of the slowest rank of a stage.
 template <class Work>

@@ -55,23 +55,41 @@ std::string_view op_that_reads(std::string_view name, bool tied) {
   return {};
 }
 
-double expected_decode_speed(const ExecutionPlan& plan) {
-  const double bandwidth = plan.traits.read_bandwidth;
-  if (bandwidth <= 0) return 0;
-  if (const auto modelled = card_speed(plan)) return modelled->tokens_per_second();
+namespace {
+
+/// What one token takes on a rank.
+double seconds_on(const RankPlan& rank, const ExecutionPlan& plan) {
+  const double bandwidth = rank.traits.read_bandwidth;
   double seconds = 0, weight_bytes = 0;
-  for (const auto& [name, linear] : plan.inventory.linears) {
-    const std::string_view op = op_that_reads(name, plan.config.tie_word_embeddings);
+  for (const auto& [name, linear] : rank.inventory.linears) {
+    const std::string_view op = op_that_reads(name, rank.config.tie_word_embeddings && rank.shard.last_stage());
     if (op.empty()) continue;
     const auto bytes = static_cast<double>(linear.packed_bytes());
     weight_bytes += bytes;
     seconds += bytes / (bandwidth * read_share(plan, candidate_of(plan, op)));
   }
   const std::string_view gdn = candidate_of(plan, "gdn_mix"), attention = candidate_of(plan, "attention");
-  const auto num_attention = static_cast<double>(plan.config.num_attention_layers());
-  const double in_mixers = num_attention * mixer_seconds(attention) + (static_cast<double>(plan.config.num_layers()) - num_attention) * mixer_seconds(gdn);
+  const auto num_attention = static_cast<double>(rank.config.num_attention_layers());
+  const double in_mixers = num_attention * mixer_seconds(attention) + (static_cast<double>(rank.config.num_layers()) - num_attention) * mixer_seconds(gdn);
   // Where mixers have no time of their own, their states and keys are read like weights.
-  seconds += in_mixers > 0 ? in_mixers : std::max(plan.decode_bytes_per_token - weight_bytes, 0.0) / (bandwidth * read_share(plan, candidate_of(plan, "mlp_in")));
+  return seconds + (in_mixers > 0 ? in_mixers : std::max(rank.decode_bytes_per_token - weight_bytes, 0.0) / (bandwidth * read_share(plan, candidate_of(plan, "mlp_in"))));
+}
+
+}  // namespace
+
+double expected_decode_speed(const ExecutionPlan& plan) {
+  if (plan.traits.read_bandwidth <= 0) return 0;
+  if (const auto modelled = card_speed(plan)) return modelled->tokens_per_second();
+  double seconds = 0;  // a token passes one stage after the other; in each the slowest rank counts
+  const auto tp_size = static_cast<size_t>(plan.options.tp_size);
+  for (size_t first = 0; first < plan.ranks.size(); first += tp_size) {
+    double slowest = 0;
+    for (size_t r = first; r < first + tp_size; ++r) {
+      if (plan.ranks[r].traits.read_bandwidth <= 0) return 0;
+      slowest = std::max(slowest, seconds_on(plan.ranks[r], plan));
+    }
+    seconds += slowest;
+  }
   return 1 / seconds;
 }
 

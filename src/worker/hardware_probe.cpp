@@ -202,7 +202,7 @@ Result<HardwareProbe> probe_hardware(const std::string& name, const ProbeOptions
 
   ASSIGN_OR_RETURN(const ExecutionPlan plan, plan_reference_model(name));
   const Clock::time_point begin = Clock::now();
-  ASSIGN_OR_RETURN(const SelfTestReport tested, self_test(plan, backends::kernel_table(device->traits().platform), {}, *device, row_counts(options.quick)));
+  ASSIGN_OR_RETURN(const SelfTestReport tested, self_test(plan, plan.ranks[0], backends::kernel_table(device->traits().platform), {}, *device, row_counts(options.quick)));
   probe.op_test_seconds = seconds_since(begin);
   probe.num_op_tests = tested.num_tested;
   probe.op_faults = tested.faults;

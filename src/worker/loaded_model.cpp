@@ -1,5 +1,7 @@
 #include "worker/loaded_model.h"
 
+#include <algorithm>
+#include <optional>
 #include <string>
 
 #include "base/float_convert.h"
@@ -12,45 +14,36 @@ namespace {
 /// Walks the ops in the order of the forward pass; what is staged for one op is released before the next.
 class Loader {
  public:
-  Loader(const ExecutionPlan& plan, weights::WeightSource& source, KernelCache& kernels, ops::Device& device, ops::Stream& stream,
-         const LoadProgress& progress)
+  Loader(const ExecutionPlan& plan, const RankPlan& rank, weights::WeightSource& source, KernelCache& kernels, ops::Device& device, ops::Stream& stream,
+         const LoadProgress& progress, const std::atomic<bool>& stop)
       : plan_(plan),
-        problems_(plan.config, plan.inventory, {plan.activation, plan.kv, plan.ring, plan.options.k_max}),
+        rank_(rank),
+        problems_(rank.config, rank.inventory, rank.shard, {plan.activation, plan.kv, plan.ring, plan.options.k_max}),
         source_(source),
         kernels_(kernels),
         device_(device),
         stream_(stream),
-        progress_(progress) {}
+        progress_(progress),
+        stop_(stop) {}
 
   Result<LoadedModel> load() {
     LoadedModel model;
     RETURN_IF_ERROR(make(model.embed, problems_.embed()));
-    {
+    if (rank_.inventory.linears.contains("embed_tokens.weight")) {
       ASSIGN_OR_RETURN(const auto table, linear("embed_tokens.weight"));
       RETURN_IF_ERROR(pack(model.embed, "embed_tokens", [&](ops::Buffer& packed) { model.embed.kernel->pack(table->source, packed, stream_); }));
+    } else {
+      RETURN_IF_ERROR(pack(model.embed, "embed_tokens", [](ops::Buffer&) {}));
     }
-    for (int64_t i = 0; i < plan_.config.num_layers(); ++i) {
+    for (int64_t i = 0; i < rank_.config.num_layers(); ++i) {
       LoadedLayer layer;
-      const bool full = plan_.config.layers[static_cast<size_t>(i)] == model::LayerType::kFullAttention;
-      RETURN_IF_ERROR(load_layer(model::layer_prefix(i), full, layer));
+      const bool full = rank_.config.layers[static_cast<size_t>(i)] == model::LayerType::kFullAttention;
+      RETURN_IF_ERROR(load_layer(model::layer_prefix(rank_.shard.layers.begin + i), full, layer));
       model.layers.push_back(std::move(layer));
     }
-    RETURN_IF_ERROR(load_norm("norm.weight", model.norm, model.norm_view));
-    RETURN_IF_ERROR(make(model.head, problems_.head()));
-    if (plan_.config.tie_word_embeddings && model.head.kernel->table_layout() != model.embed.kernel->table_layout())
-      return make_error(ErrorCode::kUnsupported, "the chosen kernels read the tied embedding table in two orders: embed in '{}', head in '{}'; force both with --kernel",
-                        model.embed.kernel->table_layout(), model.head.kernel->table_layout());
-    if (!plan_.config.tie_word_embeddings) {
-      ASSIGN_OR_RETURN(const auto lm_head, linear("lm_head.weight"));
-      RETURN_IF_ERROR(pack(model.head, "lm_head", [&](ops::Buffer& packed) { model.head.kernel->pack(lm_head->source, packed, stream_); }));
-    }
-    RETURN_IF_ERROR(make(model.sample, problems_.sample()));
     RETURN_IF_ERROR(make(model.state_copy, ops::StateCopy::Problem{}));
-    if (plan_.with_mtp) {
-      LoadedMtp mtp;
-      RETURN_IF_ERROR(load_mtp(mtp));
-      model.mtp = std::move(mtp);
-    }
+    if (rank_.shard.tp_size > 1) RETURN_IF_ERROR(make(model.combine, problems_.combine()));
+    if (rank_.shard.last_stage()) RETURN_IF_ERROR(load_head(model));
     if (progress_) progress_(1.0);
     return model;
   }
@@ -59,14 +52,40 @@ class Loader {
   using Linear = std::unique_ptr<weights::StagedLinear>;
   using Vector = std::unique_ptr<weights::StagedTensor>;
 
+  /// Final norm, head, sampler, MTP.
+  Result<void> load_head(LoadedModel& model) {
+    const bool tied = plan_.config.tie_word_embeddings;
+    RETURN_IF_ERROR(load_norm("norm.weight", model.norm, model.norm_view));
+    RETURN_IF_ERROR(make(model.head, problems_.head()));
+    if (tied && model.head.kernel->table_layout() != model.embed.kernel->table_layout())
+      return make_error(ErrorCode::kUnsupported, "the chosen kernels read the tied embedding table in two orders: embed in '{}', head in '{}'; force both with --kernel",
+                        model.embed.kernel->table_layout(), model.head.kernel->table_layout());
+    if (!tied) {
+      ASSIGN_OR_RETURN(const auto lm_head, linear("lm_head.weight"));
+      RETURN_IF_ERROR(pack(model.head, "lm_head", [&](ops::Buffer& packed) { model.head.kernel->pack(lm_head->source, packed, stream_); }));
+    }
+    RETURN_IF_ERROR(make(model.sample, problems_.sample()));
+    if (!plan_.with_mtp) return {};
+    LoadedMtp mtp;
+    RETURN_IF_ERROR(load_mtp(mtp));
+    model.mtp = std::move(mtp);
+    return {};
+  }
+
+  /// The rank's part of a tensor.
+  [[nodiscard]] weights::Slice slice(const std::string& name) const {
+    const std::optional<weights::Slice> part = slice_of(rank_.shard, plan_.config, name, plan_.with_mtp);
+    CHECK_MSG(part.has_value(), name);
+    return *part;
+  }
   Result<Linear> linear(const std::string& name) {
-    ASSIGN_OR_RETURN(weights::StagedLinear staged, source_.linear(name, {}, device_, stream_));
+    ASSIGN_OR_RETURN(weights::StagedLinear staged, source_.linear(name, slice(name), device_, stream_));
     staged_.push_back(name);
     done_bytes_ += staged.source.shape.packed_bytes();
     return std::make_unique<weights::StagedLinear>(std::move(staged));
   }
   Result<Vector> vector(const std::string& name) {
-    ASSIGN_OR_RETURN(weights::StagedTensor staged, source_.vector(name, device_, stream_));
+    ASSIGN_OR_RETURN(weights::StagedTensor staged, source_.vector(name, slice(name), device_, stream_));
     staged_.push_back(name);
     return std::make_unique<weights::StagedTensor>(std::move(staged));
   }
@@ -85,7 +104,8 @@ class Loader {
     RETURN_IF_ERROR(stream_.finish());
     for (const std::string& name : staged_) source_.done_with(name);
     staged_.clear();
-    if (progress_) progress_(static_cast<double>(done_bytes_) / static_cast<double>(plan_.memory.weights_bytes));
+    if (progress_) progress_(static_cast<double>(done_bytes_) / static_cast<double>(std::max<uint64_t>(rank_.memory.weights_bytes, 1)));
+    if (stop_.load(std::memory_order_relaxed)) return make_error(ErrorCode::kCancelled, "loading was given up");
     return {};
   }
 
@@ -187,21 +207,23 @@ class Loader {
   }
 
   const ExecutionPlan& plan_;
+  const RankPlan& rank_;
   Problems problems_;
   weights::WeightSource& source_;
   KernelCache& kernels_;
   ops::Device& device_;
   ops::Stream& stream_;
   const LoadProgress& progress_;
+  const std::atomic<bool>& stop_;
   std::vector<std::string> staged_;
   uint64_t done_bytes_ = 0;
 };
 
 }  // namespace
 
-Result<LoadedModel> load_model(const ExecutionPlan& plan, weights::WeightSource& source, KernelCache& kernels, ops::Device& device, ops::Stream& stream,
-                               const LoadProgress& progress) {
-  return Loader(plan, source, kernels, device, stream, progress).load();
+Result<LoadedModel> load_model(const ExecutionPlan& plan, const RankPlan& rank, weights::WeightSource& source, KernelCache& kernels, ops::Device& device, ops::Stream& stream,
+                               const LoadProgress& progress, const std::atomic<bool>& stop) {
+  return Loader(plan, rank, source, kernels, device, stream, progress, stop).load();
 }
 
 }  // namespace quern::worker

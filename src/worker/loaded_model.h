@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -42,7 +43,7 @@ struct LoadedMtp {
   ops::TensorView norm_view;  // f32 [hidden]
 };
 
-/// All kernels and weights of one rank, in device memory.
+/// All kernels and weights of one rank, in device memory. What follows the last layer is there on the last stage alone.
 struct LoadedModel {
   LoadedOp<ops::Embed> embed;
   std::vector<LoadedLayer> layers;
@@ -51,13 +52,14 @@ struct LoadedModel {
   LoadedOp<ops::Head> head;            // packed is null when tied: the embedding's is used
   LoadedOp<ops::Sample> sample;
   LoadedOp<ops::StateCopy> state_copy;
+  LoadedOp<ops::Combine> combine;      // with tensor parallelism
   std::optional<LoadedMtp> mtp;
 
   [[nodiscard]] const ops::Buffer& head_weights() const { return head.packed ? *head.packed : *embed.packed; }
 };
 
-/// Reads and packs the weights op by op; staging memory is one op's at most.
-Result<LoadedModel> load_model(const ExecutionPlan& plan, weights::WeightSource& source, KernelCache& kernels, ops::Device& device, ops::Stream& stream,
-                               const LoadProgress& progress);
+/// Reads and packs the rank's weights op by op; staging memory is one op's at most. Ends with an error of code kCancelled soon after `stop` is set.
+Result<LoadedModel> load_model(const ExecutionPlan& plan, const RankPlan& rank, weights::WeightSource& source, KernelCache& kernels, ops::Device& device, ops::Stream& stream,
+                               const LoadProgress& progress, const std::atomic<bool>& stop);
 
 }  // namespace quern::worker

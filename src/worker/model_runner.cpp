@@ -67,19 +67,24 @@ std::span<T> entries(const ops::Buffer& image, const StepLayout::Table& table) {
 
 }  // namespace
 
-Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& plan, weights::WeightSource& source, const ops::KernelTable& table,
-                                                         const ops::SelectionRules& rules, ops::Device& device, const LoadProgress& progress) {
-  std::unique_ptr<ModelRunner> runner(new ModelRunner(plan));
+Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& plan, size_t rank_number, weights::WeightSource& source, const Setup& setup) {
+  std::unique_ptr<ModelRunner> runner(new ModelRunner(plan, rank_number, setup.links));
+  const RankPlan& rank = runner->rank_;
+  CHECK((setup.links.stage != nullptr) == (rank.shard.tp_size > 1) && (setup.links.pipeline != nullptr) == (rank.shard.pp_size > 1));
+  for (const RankPlan& other : plan.ranks)
+    if (other.shard.pp_rank == rank.shard.pp_rank) runner->vocab_shares_.push_back(other.shard.vocab.size());
+  static constexpr std::atomic<bool> kGoOn{false};
+  ops::Device& device = setup.device;
   ASSIGN_OR_RETURN(runner->stream_, device.make_stream());
-  runner->kernels_ = std::make_unique<KernelCache>(table, device, rules);
-  ASSIGN_OR_RETURN(runner->model_, load_model(plan, source, *runner->kernels_, device, *runner->stream_, progress));
+  runner->kernels_ = std::make_unique<KernelCache>(setup.table, device, setup.rules);
+  ASSIGN_OR_RETURN(runner->model_, load_model(plan, rank, source, *runner->kernels_, device, *runner->stream_, setup.progress, setup.stop_loading != nullptr ? *setup.stop_loading : kGoOn));
   const Numerics numerics{plan.activation, plan.kv, plan.ring, plan.options.k_max};
-  const Sizes sizes(plan.config, numerics, plan.with_mtp);
-  ASSIGN_OR_RETURN(runner->memory_, SequenceMemory::allocate(plan, sizes, device, *runner->stream_));
+  const Sizes sizes(rank.config, rank.shard, numerics, plan.with_mtp);
+  ASSIGN_OR_RETURN(runner->memory_, SequenceMemory::allocate(plan, rank, sizes, device, *runner->stream_));
   ASSIGN_OR_RETURN(runner->host_, HostStore::allocate(plan, sizes, device));
   const size_t wanted = runner->kernels_->workspace_bytes(std::max(plan.limits.max_rows, plan.limits.max_logit_rows));
   const size_t workspace = std::max(wanted, kKernelWorkspaceBytes);  // the plan's share, so that what is planned is what is taken
-  ASSIGN_OR_RETURN(runner->step_, StepMemory::allocate(plan, sizes, workspace, device));
+  ASSIGN_OR_RETURN(runner->step_, StepMemory::allocate(plan, rank, sizes, workspace, device));
   const ops::SampleOutput& out = runner->step_.sampled;
   for (Staging& staging : runner->staging_) {
     ASSIGN_OR_RETURN(staging.inputs, device.allocate_host(runner->step_.inputs.size_bytes(), "step inputs"));
@@ -117,7 +122,12 @@ Result<std::vector<T>> ModelRunner::download(const ops::TensorView& source) {
   return values;
 }
 
-ModelRunner::InFlight ModelRunner::submit(const StepPlan& plan, const std::function<StepMasks()>& masks) {
+void ModelRunner::abort(const Error& error) {
+  for (ops::Collective* link : {links_.stage, links_.pipeline})
+    if (link != nullptr) link->abort(error);
+}
+
+ModelRunner::InFlight ModelRunner::submit(const StepPlan& plan, const std::function<StepMasks()>& masks, const SlotValues* slots) {
   InFlight step;
   step.begin = std::chrono::steady_clock::now();
   step.staging = num_submitted_++ % kMaxInFlight;
@@ -129,6 +139,7 @@ ModelRunner::InFlight ModelRunner::submit(const StepPlan& plan, const std::funct
   apply_state_ops(plan);
   apply_slot_updates(plan);
   apply_block_tables(plan);
+  if (slots != nullptr) apply_slot_values(*slots);
   apply_drafts(plan);
   for (size_t i = 0; i < plan.runs.size(); ++i) {
     const StepRun& run = plan.runs[i];
@@ -145,6 +156,8 @@ ModelRunner::InFlight ModelRunner::submit(const StepPlan& plan, const std::funct
     make_rows(plan);
     write_inputs(plan);
     if (const Result<void> done = compute(plan, masks); !done) step.result.error = done.error();
+  }
+  if (!plan.runs.empty() && reports()) {
     const Staging& staging = staging_[step.staging];
     stream_->copy_to_host(step_.results, staging.results->address());
     if (std::any_of(step.runs.begin(), step.runs.end(), [](const InFlight::Run& run) { return run.num_logprobs >= 0; })) {
@@ -168,7 +181,7 @@ StepResult ModelRunner::collect(InFlight step) {
   const auto now = std::chrono::steady_clock::now();
   result.device_seconds = std::chrono::duration<double>(now - std::max(step.begin, last_done_)).count();
   last_done_ = now;
-  if (result.error) return result;
+  if (result.error || !reports()) return result;
 
   const Staging& staging = staging_[step.staging];
   const auto per_run = static_cast<size_t>(plan_.limits.k_max + 1), width = static_cast<size_t>(1 + ops::kMaxLogprobs);
@@ -228,11 +241,12 @@ void ModelRunner::apply_state_ops(const StepPlan& plan) {
 
 void ModelRunner::apply_slot_updates(const StepPlan& plan) {
   for (const SlotUpdate& update : plan.slot_updates) {
+    num_logprobs_[static_cast<size_t>(update.slot)] = update.sampling.num_logprobs;
+    upload(std::span<const int32_t>(&update.position_delta, 1), memory_.tables.position_delta.at(update.slot));
+    if (!rank_.shard.last_stage()) continue;
     ops::SlotSampling params = ops::to_slot_sampling(update.sampling);
     params.num_generated = static_cast<int32_t>(update.output_ids.size());
     upload(std::span<const ops::SlotSampling>(&params, 1), memory_.sampler.params.at(update.slot));
-    num_logprobs_[static_cast<size_t>(update.slot)] = update.sampling.num_logprobs;
-    upload(std::span<const int32_t>(&update.position_delta, 1), memory_.tables.position_delta.at(update.slot));
     if (!update.sampling.has_penalties()) continue;
     const auto vocab = static_cast<size_t>(plan_.config.vocab_size);
     std::vector<int32_t> counts(vocab, 0);
@@ -271,6 +285,14 @@ void ModelRunner::apply_drafts(const StepPlan& plan) {
     CHECK(run.verify() && std::ssize(run.drafts) == run.num_rows - 1);
     upload(std::span<const int32_t>(run.drafts), memory_.tables.drafts.at(run.slot).part(0, std::ssize(run.drafts)));
   }
+}
+
+/// The values that sampling has changed, from the device that samples.
+void ModelRunner::apply_slot_values(const SlotValues& slots) {
+  const ops::SlotTables& tables = memory_.tables;
+  for (const auto& [values, table] :
+       {std::pair{&slots.cursor, tables.cursor}, {&slots.boundary, tables.boundary}, {&slots.last_token, tables.last_token}, {&slots.drafts, tables.drafts}})
+    upload(std::span<const int32_t>(*values), table);
 }
 
 /// The rows of the runs, one after the other, and who samples from which rows of logits.
@@ -381,14 +403,40 @@ Result<void> ModelRunner::compute(const StepPlan& plan, const std::function<Step
   return {};
 }
 
+void ModelRunner::add_up(const ops::TensorView& x) {
+  if (!shares_layers()) return;
+  ops::Launch go = launch();
+  links_.stage->add_partials(*model_.combine.kernel, target(x), x, go);
+}
+
+void ModelRunner::embed(const ops::Rows& rows, const ops::TensorView* tokens, const ops::TensorView& x) {
+  ops::Launch go = launch();
+  const ops::TensorView own = target(x);  // with several ranks one has the row, the others zeros
+  if (tokens == nullptr) model_.embed.kernel->enqueue(rows, *model_.embed.packed, own, go);
+  else model_.embed.kernel->enqueue_lookup(*tokens, *model_.embed.packed, own, go);
+  if (!shares_layers()) return;
+  stream_->fill_zero(x);
+  add_up(x);
+}
+
 Result<void> ModelRunner::enqueue_step(const StepPlan& plan, const std::function<StepMasks()>& masks) {
   ops::Launch go = launch();
   const ops::TensorView x = step_.x.first(rows_.num_rows);
-  model_.embed.kernel->enqueue(rows_, *model_.embed.packed, x, go);
+  const Shard& shard = rank_.shard;
+  if (shard.first_stage()) {
+    embed(rows_, nullptr, x);
+  } else {
+    model_.embed.kernel->enqueue(rows_, *model_.embed.packed, x, go);  // for what it says of the rows
+    links_.pipeline->receive(x, shard.pp_rank - 1, go);
+  }
   size_t gdn_index = 0, kv_index = 0;
   for (const LoadedLayer& l : model_.layers) {
     layer(l, rows_, x, gdn_index, kv_index, 0, ranges_, gdn_index + kv_index);
     ++(l.gdn ? gdn_index : kv_index);
+  }
+  if (!shard.last_stage()) {
+    links_.pipeline->send(x, shard.pp_rank + 1, go);
+    return {};
   }
   if (std::any_of(plan.runs.begin(), plan.runs.end(), exports)) RETURN_IF_ERROR(export_logits(plan));
   sample(plan, masks);
@@ -401,27 +449,34 @@ void ModelRunner::layer(const LoadedLayer& l, const ops::Rows& rows, const ops::
   mixer.next_weights = l.out.packed.get();
   const int64_t n = rows.num_rows;
   if (ranges != nullptr) ranges->see_mixer_in(index, x, *stream_);
+  const ops::Activation out = l.attention ? step_.attention_out(n) : step_.gdn_out(n);
   if (l.attention) {
     const ops::TensorView query = step_.query(n), gate = step_.gate(n);
-    const ops::Activation out = step_.attention_out(n);
     l.attention->in.kernel->enqueue(rows, x, *l.attention->in.packed, query, gate, memory_.kv[kv_index], go);
     l.attention->attention.kernel->enqueue(rows, query, gate, memory_.kv[kv_index], first_index, out, mixer);
     if (ranges != nullptr) ranges->see_kv(index, memory_.kv[kv_index], *stream_);
-    if (ranges != nullptr) ranges->see_mixer_out(index, out.data, *stream_);
-    l.out.kernel->enqueue(rows, out, *l.out.packed, x, go);
   } else {
     const ops::GdnInputs inputs = step_.gdn_inputs(n);
-    const ops::Activation out = step_.gdn_out(n);
     l.gdn->in.kernel->enqueue(rows, x, *l.gdn->in.packed, inputs, go);
     l.gdn->mix.kernel->enqueue(rows, inputs, *l.gdn->mix.packed, memory_.gdn[gdn_index], out, mixer);
-    if (ranges != nullptr) ranges->see_mixer_out(index, out.data, *stream_);
-    l.out.kernel->enqueue(rows, out, *l.out.packed, x, go);
   }
+  if (ranges != nullptr) ranges->see_mixer_out(index, out.data, *stream_);
+  l.out.kernel->enqueue(rows, out, *l.out.packed, target(x), go);
+  add_up(x);
   const ops::Activation mlp = step_.mlp(n);
   if (ranges != nullptr) ranges->see_mlp_in(index, x, *stream_);
   l.mlp_in.kernel->enqueue(rows, x, *l.mlp_in.packed, mlp, go);
   if (ranges != nullptr) ranges->see_mlp_mid(index, mlp.data, *stream_);
-  l.mlp_down.kernel->enqueue(rows, mlp, *l.mlp_down.packed, x, go);
+  l.mlp_down.kernel->enqueue(rows, mlp, *l.mlp_down.packed, target(x), go);
+  add_up(x);
+}
+
+void ModelRunner::head(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::TensorView& hidden,
+                       const ops::TensorView& logits) {
+  ops::Launch go = launch();
+  const ops::TensorView own = shares_layers() ? step_.own_logits.first(logits.shape[0]) : logits;
+  model_.head.kernel->enqueue(rows, x, norm, logit_rows, model_.head_weights(), hidden, own, go);
+  if (shares_layers()) links_.stage->all_gather(own, logits, vocab_shares_, go);
 }
 
 /// Logits that the host wants to see, at most max_logit_rows at a time.
@@ -440,8 +495,8 @@ Result<void> ModelRunner::export_logits(const StepPlan& plan) {
     for (size_t i = 0; i < count; ++i) rows.push_back(runs_[wanted[first + i].run].first_row + wanted[first + i].row);
     const ops::TensorView logits = step_.logits.first(static_cast<int64_t>(count)), row_view = step_.exported_rows.first(static_cast<int64_t>(count));
     upload(std::span<const int32_t>(rows), row_view);
-    ops::Launch go = launch();
-    model_.head.kernel->enqueue(rows_, step_.x.first(rows_.num_rows), model_.norm_view, row_view, model_.head_weights(), step_.hidden.first(rows_.num_rows), logits, go);
+    head(rows_, step_.x.first(rows_.num_rows), model_.norm_view, row_view, step_.hidden.first(rows_.num_rows), logits);
+    if (!reports()) continue;
     ASSIGN_OR_RETURN(const std::vector<float> values, download<float>(logits));
     const auto vocab = static_cast<size_t>(plan_.config.vocab_size);
     for (size_t i = 0; i < count; ++i) {
@@ -470,7 +525,7 @@ void ModelRunner::sample(const StepPlan& plan, const std::function<StepMasks()>&
   for (const SampleGroup& group : groups_) {
     const ops::TensorView logits = step_.logits.first(group.num_logits);
     ops::TensorView rows = StepMemory::table(step_.inputs, layout_.logit_rows, std::ssize(logit_rows_)).part(group.first_logits, group.num_logits);
-    model_.head.kernel->enqueue(rows_, x, model_.norm_view, rows, model_.head_weights(), hidden, logits, go);
+    head(rows_, x, model_.norm_view, rows, hidden, logits);
     if (group.first == 0) {
       model_.state_copy.kernel->store_hidden(rows_, hidden, memory_.hidden_window, memory_.boundary_hidden, go);
       if (masked) step_masks = masks();
@@ -519,18 +574,18 @@ Result<void> ModelRunner::draft(const StepPlan& plan) {
   ops::TensorView input = step_.hidden.first(rows.num_rows);
   for (int32_t pass = 0;; ++pass) {
     const ops::TensorView embedding = step_.draft_embedding.first(rows.num_rows), x = step_.x.first(rows.num_rows), hidden = step_.hidden.first(rows.num_rows);
-    model_.embed.kernel->enqueue_lookup(rows.tokens, *model_.embed.packed, embedding, go);
+    embed(rows, &rows.tokens, embedding);
     mtp.in.kernel->enqueue(rows, embedding, input, *mtp.in.packed, x, go);
     layer(mtp.layer, rows, x, 0, memory_.kv.size() - 1, 1, nullptr, 0);
     if (pass == draft_depth_) return {};  // depth 0: nothing is proposed
     for (int64_t first = 0; first < num_runs(); first += plan_.limits.max_logit_rows) {
       const int64_t count = std::min<int64_t>(plan_.limits.max_logit_rows, num_runs() - first);
       const ops::TensorView logits = step_.logits.first(count);
-      model_.head.kernel->enqueue(rows, x, mtp.norm_view, last_rows.part(first, count), model_.head_weights(), hidden, logits, go);
+      head(rows, x, mtp.norm_view, last_rows.part(first, count), hidden, logits);
       model_.sample.kernel->enqueue_argmax(logits, ids.part(first, count), go);
       for (int64_t r = first; r < std::min(first + count, std::ssize(plan.runs)); ++r) {
         const auto i = static_cast<size_t>(r);
-        if (plan.runs[i].want != Want::kLogits || current_->runs[i].num_drafts <= pass) continue;
+        if (plan.runs[i].want != Want::kLogits || current_->runs[i].num_drafts <= pass || !reports()) continue;
         ASSIGN_OR_RETURN(auto row, download<float>(logits.at(r - first)));
         current_->result.runs[i].draft_logits.push_back(std::move(row));
       }
@@ -550,7 +605,7 @@ Result<void> ModelRunner::draft(const StepPlan& plan) {
 
 Result<ModelRunner::StateDump> ModelRunner::dump_state(int32_t slot, int32_t gdn_layer) {
   const ops::GdnStateView& g = memory_.gdn[static_cast<size_t>(gdn_layer)];
-  const model::ModelConfig& c = plan_.config;
+  const model::ModelConfig& c = rank_.config;
   const int64_t nk = c.linear_num_key_heads, nv = c.linear_num_value_heads, dk = c.linear_key_head_dim, dv = c.linear_value_head_dim;
   StateDump dump;
   ASSIGN_OR_RETURN(dump.state, download<float>(g.state.at(slot)));
@@ -574,7 +629,7 @@ Result<ModelRunner::StateDump> ModelRunner::dump_state(int32_t slot, int32_t gdn
     for (int64_t i = 0; i < dv * dk; ++i) dump.state[static_cast<size_t>(h * dv * dk + i)] *= std::exp(total);
     for (int32_t p = begin; p < end; ++p) {
       const float decay = std::exp(total - gates[static_cast<size_t>(p % ring * nv + h)]);
-      const float* kp = k.data() + (p % ring * nk + h / (nv / nk)) * dk;
+      const float* kp = k.data() + (p % ring * nk + rank_.shard.k_head[static_cast<size_t>(h)]) * dk;
       const float* up = u.data() + (p % ring * nv + h) * dv;
       for (int64_t v = 0; v < dv; ++v)
         for (int64_t i = 0; i < dk; ++i) dump.state[static_cast<size_t>((h * dv + v) * dk + i)] += decay * up[v] * kp[i];

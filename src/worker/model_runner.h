@@ -1,29 +1,46 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
 #include <vector>
 
+#include "ops/collective.h"
 #include "worker/activation_ranges.h"
 #include "worker/host_store.h"
 #include "worker/loaded_model.h"
 #include "worker/sequence_memory.h"
+#include "worker/slot_values.h"
 #include "worker/start.h"
 #include "worker/step.h"
 #include "worker/step_memory.h"
 
 namespace quern::worker {
 
+/// The rank's ends of its groups; null where there is nobody else. They outlive the runner.
+struct RankLinks {
+  ops::Collective* stage = nullptr;     // the ranks of one stage, by tp_rank
+  ops::Collective* pipeline = nullptr;  // the ranks of this tp_rank, by stage
+};
+
 /// Executes StepPlans on one device, one after the other. A step is enqueued as a whole: the host waits for nothing that the device computes, so that the next step
-/// stands in the queue before this one is done. (Logits for the host and prompt log-probabilities are the exception.)
+/// stands in the queue before this one is done. (Logits for the host and prompt log-probabilities are the exception.) All ranks execute the same plans in the same order; those of
+/// the last stage sample, each the same tokens, and the first of them reports.
 class ModelRunner {
  public:
-  /// Loads the model of `plan` onto `device`, which must outlive the runner.
-  static Result<std::unique_ptr<ModelRunner>> create(const ExecutionPlan& plan, weights::WeightSource& source, const ops::KernelTable& table,
-                                                     const ops::SelectionRules& rules, ops::Device& device, const LoadProgress& progress);
+  struct Setup {
+    const ops::KernelTable& table;
+    ops::SelectionRules rules;
+    ops::Device& device;              // outlives the runner
+    RankLinks links;
+    LoadProgress progress;
+    const std::atomic<bool>* stop_loading = nullptr;
+  };
+  /// Loads rank number `rank` of `plan`.
+  static Result<std::unique_ptr<ModelRunner>> create(const ExecutionPlan& plan, size_t rank, weights::WeightSource& source, const Setup& setup);
 
   /// Steps add what they see to `ranges`, which outlives the runner. Slow: every op is waited for.
   void observe(ActivationRanges& ranges) { ranges_ = &ranges; }
@@ -45,13 +62,15 @@ class ModelRunner {
   /// Steps that may be enqueued and not collected.
   static constexpr size_t kMaxInFlight = 4;
 
-  /// `masks` is called when runs with mask_pending are about to be sampled, and may wait.
-  InFlight submit(const StepPlan& plan, const std::function<StepMasks()>& masks);
+  /// `masks` is called when runs with mask_pending are about to be sampled, and may wait. `slots` are the values that the sampler's device has; where they are given, this device takes them.
+  InFlight submit(const StepPlan& plan, const std::function<StepMasks()>& masks, const SlotValues* slots = nullptr);
   /// Waits for the oldest step that was not collected. May be called from another thread than submit.
   StepResult collect(InFlight step);
   StepResult run(const StepPlan& plan, const std::function<StepMasks()>& masks) { return collect(submit(plan, masks)); }
+  /// From any thread: no wait for another rank goes on.
+  void abort(const Error& error);
 
-  /// Recurrent state of a slot, for tests: S [num_v_heads, d_v, d_k] of one GDN layer with the rows since the boundary folded in, and the last three columns
+  /// Recurrent state of a slot, for tests: S [num_v_heads, d_v, d_k] of one of the rank's GDN layers with the rows since the boundary folded in, and the last three columns
   /// [3, channels] widened to f32.
   struct StateDump {
     std::vector<float> state, columns;
@@ -73,6 +92,7 @@ class ModelRunner {
   void apply_slot_updates(const StepPlan& plan);
   void apply_block_tables(const StepPlan& plan);
   void apply_drafts(const StepPlan& plan);
+  void apply_slot_values(const SlotValues& slots);
   void make_rows(const StepPlan& plan);
   void add_padding(int32_t number, int32_t first_row);
   void write_inputs(const StepPlan& plan);
@@ -80,6 +100,8 @@ class ModelRunner {
   Result<void> enqueue_step(const StepPlan& plan, const std::function<StepMasks()>& masks);
   void layer(const LoadedLayer& layer, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index,
              ActivationRanges* ranges, size_t index);
+  /// Final norm and the logits, whole, of the rows in `logit_rows`.
+  void head(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::TensorView& hidden, const ops::TensorView& logits);
   Result<void> export_logits(const StepPlan& plan);
   void sample(const StepPlan& plan, const std::function<StepMasks()>& masks);
   ops::TensorView upload_masks(const SampleGroup& group, const StepMasks& masks);
@@ -93,6 +115,13 @@ class ModelRunner {
   template <class T>
   Result<std::vector<T>> download(const ops::TensorView& source);
   ops::Launch launch() { return {*stream_, step_.workspace}; }
+  [[nodiscard]] bool shares_layers() const { return links_.stage != nullptr; }
+  /// What an op with a residual adds to: x, or what the ranks then add up in x.
+  [[nodiscard]] ops::TensorView target(const ops::TensorView& x) const { return shares_layers() ? step_.partial.first(x.shape[0]) : x; }
+  void add_up(const ops::TensorView& x);
+  /// x <- embeddings of the ids, or of the rows where `tokens` is null.
+  void embed(const ops::Rows& rows, const ops::TensorView* tokens, const ops::TensorView& x);
+  [[nodiscard]] bool reports() const { return rank_.shard.last_stage() && rank_.shard.tp_rank == 0; }
   [[nodiscard]] int64_t num_runs() const { return std::ssize(runs_); }
 
   /// Page-locked memory of one step in flight.
@@ -102,6 +131,9 @@ class ModelRunner {
   };
 
   ExecutionPlan plan_;
+  const RankPlan& rank_;                // of plan_
+  RankLinks links_;
+  std::vector<int64_t> vocab_shares_;   // ids of each rank of the stage
   std::unique_ptr<ops::Stream> stream_;
   std::unique_ptr<KernelCache> kernels_;
   ActivationRanges* ranges_ = nullptr;
@@ -128,7 +160,7 @@ class ModelRunner {
   bool fills_mtp_ = false;
   ops::Rows rows_;
 
-  explicit ModelRunner(ExecutionPlan plan) : plan_(std::move(plan)), layout_(plan_.limits) {}
+  ModelRunner(ExecutionPlan plan, size_t rank, const RankLinks& links) : plan_(std::move(plan)), rank_(plan_.ranks[rank]), links_(links), layout_(plan_.limits) {}
 };
 
 }  // namespace quern::worker

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "ops/collective.h"
 #include "weights/source.h"
 
 namespace quern::worker {
@@ -17,7 +18,7 @@ enum class KvCacheDType : uint8_t { kAuto, kBFloat16, kFp8 };
 /// Everything that decides how a model runs; the same values give the same plan.
 struct WorkerOptions {
   std::filesystem::path model_dir;
-  std::string device = "cpu";          // "cpu", "cuda:0", ...; for plans also the name of a card: "b60", "h200", ...
+  std::string device = "cpu";          // "cpu", "cuda:0", ...; of every rank, as in "cuda:0,cuda:1", or of the first; for plans also the name of a card: "b60", "h200", ...
   weights::LoadOptions load;
   ModelDType dtype = ModelDType::kAuto;               // auto: bf16
   KvCacheDType kv_cache_dtype = KvCacheDType::kAuto;  // auto: the activation dtype, or fp8 where the checkpoint declares it
@@ -30,10 +31,11 @@ struct WorkerOptions {
   uint64_t host_cache_bytes = 0;       // host memory for KV blocks and snapshots that the device has no place for
   double memory_utilization = 0.9;     // share of the device's memory that may be used
   std::optional<uint64_t> kv_cache_memory_bytes;
-  int32_t tp_size = 1, pp_size = 1;
+  int32_t tp_size = 1, pp_size = 1;    // ranks that share each layer, and stages of layers
+  ops::CollectiveOptions collective;   // how ranks reach each other
   bool quantize_activations = true;    // where the device multiplies FP8 by FP8
   bool enforce_eager = false;          // launches are not recorded and replayed
-  int32_t num_threads = 0;             // CPU: 0 = one per core
+  int32_t num_threads = 0;             // CPU, of each rank: 0 = one per core, shared out among the ranks
   std::map<std::string, std::string, std::less<>> kernels;  // op -> candidate that must be used
 };
 

@@ -1,12 +1,15 @@
 #include "worker/plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "backends/platforms.h"
 #include "base/log.h"
+#include "model/tensors.h"
 #include "worker/decode_speed.h"
 #include "worker/problems.h"
+#include "worker/rank_devices.h"
 #include "worker/sizes.h"
 
 namespace quern::worker {
@@ -45,19 +48,25 @@ Result<Numerics> choose_numerics(const WorkerOptions& options, const weights::In
 /// Asks every candidate once per op and problem.
 class Chooser {
  public:
-  Chooser(const ops::KernelTable& table, const ops::DeviceTraits& traits, const ops::SelectionRules& rules) : table_(table), traits_(traits), rules_(rules) {}
+  Chooser(const ops::KernelTable& table, const ops::SelectionRules& rules) : table_(table), rules_(rules) {}
+
+  /// Whose problems come next.
+  void set_rank(const RankPlan& rank) {
+    traits_ = rank.traits;
+    counts_ = rank.shard.tp_rank == 0;
+  }
 
   template <class Op>
   void operator()(const typename Op::Problem& problem, const std::string& wanted_by) {
     const std::string text = describe(problem);
     for (OpChoice& known : choices_) {
-      if (known.op == Op::kName && known.problem == text) {
-        ++known.num_wanting;
+      if (known.op == Op::kName && known.problem == text && known.device_name == traits_.name) {
+        if (counts_) ++known.num_wanting;
         return;
       }
     }
     const ops::Choice<Op> choice = ops::select(table_.list<Op>(), problem, traits_, rules_);
-    OpChoice entry{std::string(Op::kName), text, wanted_by, 1, {}, {}, {}};
+    OpChoice entry{std::string(Op::kName), text, traits_.name, wanted_by, 1, {}, {}, {}};
     if (choice.chosen != nullptr) {
       entry.candidate = choice.chosen->name;
       entry.launches = choice.chosen->launches;
@@ -72,8 +81,9 @@ class Chooser {
 
  private:
   const ops::KernelTable& table_;
-  const ops::DeviceTraits& traits_;
   const ops::SelectionRules& rules_;
+  ops::DeviceTraits traits_;
+  bool counts_ = true;
   std::vector<OpChoice> choices_;
 };
 
@@ -96,9 +106,9 @@ struct UnknownKernels {
   }
 };
 
-Result<void> check_kernel_names(const ops::KernelTable& table, const WorkerOptions& options, const Problems& problems, bool with_mtp) {
+Result<void> check_kernel_names(const ops::KernelTable& table, const WorkerOptions& options, const ExecutionPlan& plan, const Numerics& numerics) {
   UnknownKernels check{table, options.kernels, {}, {}};
-  problems.for_each(with_mtp, check);
+  for (const RankPlan& rank : plan.ranks) Problems(rank.config, rank.inventory, rank.shard, numerics).for_each(plan.with_mtp, check);
   for (const auto& [op, candidate] : options.kernels)
     if (!check.ops_seen.contains(op)) check.faults.push_back(fmt::format("--kernel {}={}: this model has no op {}; it has {}", op, candidate, op, fmt::join(check.ops_seen, ", ")));
   if (!check.faults.empty()) return invalid_argument("{}", fmt::join(check.faults, "; "));
@@ -120,23 +130,20 @@ std::vector<SchemeTotal> count_schemes(const weights::Inventory& inventory) {
   return list;
 }
 
-bool wants(std::string_view name, bool with_mtp) { return with_mtp || !name.starts_with("mtp."); }
-
-uint64_t weights_bytes(const weights::Inventory& inventory, bool with_mtp) {
+/// Bytes of a rank's tensors as they are packed.
+uint64_t weights_bytes(const weights::Inventory& inventory) {
   uint64_t bytes = 0;
-  for (const auto& [name, linear] : inventory.linears)
-    if (wants(name, with_mtp)) bytes += round_up(static_cast<int64_t>(linear.packed_bytes()), 256);
-  for (const auto& [name, vector] : inventory.vectors)
-    if (wants(name, with_mtp)) bytes += static_cast<uint64_t>(vector.second.num_elements()) * sizeof(float);
+  for (const auto& [name, linear] : inventory.linears) bytes += static_cast<uint64_t>(round_up(static_cast<int64_t>(linear.packed_bytes()), 256));
+  for (const auto& [name, vector] : inventory.vectors) bytes += static_cast<uint64_t>(vector.second.num_elements()) * sizeof(float);
   return bytes;
 }
 
-/// Bytes that one decoded token reads at a context of 1024 tokens: the embedding table is looked up, a tied one is read by the head.
-double decode_bytes(const ExecutionPlan& plan, const Sizes& sizes) {
+/// Bytes that one decoded token reads of a rank's memory at a context of 1024 tokens: the embedding table is looked up, a tied one is read by the head.
+double decode_bytes(const RankPlan& rank, const Sizes& sizes) {
   double bytes = 0;
-  for (const auto& [name, linear] : plan.inventory.linears) {
-    if (!wants(name, false)) continue;
-    if (name == "embed_tokens.weight" && !plan.config.tie_word_embeddings) continue;
+  for (const auto& [name, linear] : rank.inventory.linears) {
+    if (name.starts_with("mtp.")) continue;
+    if (name == "embed_tokens.weight" && !(rank.config.tie_word_embeddings && rank.shard.last_stage())) continue;
     bytes += static_cast<double>(linear.packed_bytes());
   }
   bytes += static_cast<double>(sizes.num_linear_layers * sizes.state_elements * 4);
@@ -144,141 +151,259 @@ double decode_bytes(const ExecutionPlan& plan, const Sizes& sizes) {
   return bytes;
 }
 
-/// The cheapest way out of a plan whose weights and one sequence are `smallest` bytes.
-std::string what_would_fit(const ExecutionPlan& plan, uint64_t smallest) {
-  const auto share = [&](uint64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(plan.memory.device_bytes); };
+/// The layers of each stage, from the largest share of each layer.
+std::vector<Range> choose_stages(const ExecutionPlan& plan, const std::vector<ops::DeviceTraits>& devices, const Numerics& numerics) {
+  const WorkerOptions& options = plan.options;
+  const int64_t num_layers = plan.config.num_layers();
+  if (options.pp_size == 1) return {{0, num_layers}};
+  StageCosts costs;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    const Shard shard = make_shard(plan.config, 0, options.tp_size, 0, options.pp_size, {layer, layer + 1});
+    const model::ModelConfig part = part_of(plan.config, shard);
+    double bytes = 0;
+    for (const auto& [name, linear] : plan.inventory.linears) {
+      if (!name.starts_with(model::layer_prefix(layer))) continue;
+      bytes += static_cast<double>(linear.packed_bytes()) / options.tp_size;
+    }
+    const Sizes sizes(part, shard, numerics, false);
+    bytes += static_cast<double>(sizes.num_linear_layers * sizes.state_elements * 4) + static_cast<double>(sizes.block_bytes) * 1024 / ops::kGrid;
+    costs.layer_bytes.push_back(bytes);
+  }
+  for (const auto& [name, linear] : plan.inventory.linears) {
+    const double bytes = static_cast<double>(linear.packed_bytes()) / options.tp_size;
+    if (name == "embed_tokens.weight") {
+      costs.first_resident_bytes += bytes;
+      if (plan.config.tie_word_embeddings) costs.last_bytes += bytes;
+      else if (plan.with_mtp) costs.last_resident_bytes += bytes;
+    } else if (name == "lm_head.weight" || (name.starts_with("mtp.") && plan.with_mtp)) {
+      costs.last_bytes += bytes;
+    }
+  }
+  for (int32_t stage = 0; stage < options.pp_size; ++stage) {
+    const ops::DeviceTraits& traits = devices[static_cast<size_t>(stage * options.tp_size)];
+    costs.bandwidth.push_back(std::max(traits.read_bandwidth, 1.0));
+    costs.memory_bytes.push_back(static_cast<double>(traits.memory_bytes) * options.memory_utilization);
+  }
+  return split_layers(costs);
+}
+
+/// The cheapest way out of a plan in which a rank's weights and one sequence are `smallest` bytes.
+std::string what_would_fit(const ExecutionPlan& plan, const RankPlan& rank) {
+  const uint64_t smallest = rank.memory.smallest_bytes();
+  const auto share = [&](uint64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(rank.memory.device_bytes); };
   if (share(smallest) < 0.98) return fmt::format("--gpu-memory-utilization {:.2f} would fit", share(smallest) + 0.01);
   uint64_t wide = 0;  // what runtime fp8 would save
-  for (const auto& [name, linear] : plan.inventory.linears)
+  for (const auto& [name, linear] : rank.inventory.linears)
     if (!ops::is_fp8(linear.scheme) && name.find("_proj.") != std::string::npos) wide += linear.packed_bytes() / 2;
-  if (wide > 0 && !plan.options.load.quantize_fp8 && smallest - wide <= plan.memory.budget_bytes)
+  if (wide > 0 && !plan.options.load.quantize_fp8 && smallest - wide <= rank.memory.budget_bytes)
     return fmt::format("--quantization fp8 would save about {} and fit", gib(wide));
   return fmt::format("a device with {} would fit", gib(static_cast<uint64_t>(static_cast<double>(smallest) / plan.options.memory_utilization)));
 }
 
-/// How many snapshots there are: as asked, or a share of the `left` bytes.
-int32_t choose_snapshots(ExecutionPlan& plan, const Sizes& sizes, int32_t num_seqs, uint64_t left) {
-  const int32_t wanted = plan.options.num_snapshots;
-  const auto affordable = [&](double share) { return static_cast<int64_t>(static_cast<double>(left) * share / static_cast<double>(sizes.snapshot_bytes)); };
-  if (wanted < 0) {
-    int64_t most = std::min<int64_t>(affordable(kDefaultSnapshotShare), std::max(int64_t{kDefaultSnapshotsPerSeq} * num_seqs, int64_t{kDefaultLeastSnapshots}));
-    if (plan.traits.platform == ops::Platform::kCpu) most = std::min<int64_t>(most, static_cast<int64_t>(kDefaultCpuSnapshotBytes / sizes.snapshot_bytes));
-    return static_cast<int32_t>(most);
+/// Divides every rank's budget: weights and workspace first, then snapshots and sequences, then KV blocks. Of each there are as many as the rank with the least room has place for.
+class MemoryLayout {
+ public:
+  MemoryLayout(ExecutionPlan& plan, const std::vector<Sizes>& sizes) : plan_(plan), options_(plan.options), limits_(plan.limits), sizes_(sizes), left_(sizes.size()) {}
+
+  void lay_out() {
+    set_limits();
+    set_fixed();
+    if (!check_smallest()) return;
+    place_snapshots();
+    place_sequences();
+    if (!place_blocks()) return;
+    lay_out_host_memory();
+    plan_.fits = true;
+    const MemoryPlan& memory = fullest().memory;
+    plan_.verdict = fmt::format("fits: {} of {} used{}; {} sequences, {} KV tokens", gib(memory.total_bytes()), gib(memory.device_bytes), of_rank(fullest()), limits_.num_slots,
+                                static_cast<int64_t>(limits_.num_blocks) * ops::kGrid);
   }
-  const int64_t most = affordable(0.5);
-  if (wanted <= most) return wanted;
-  plan.notes.push_back(fmt::format("snapshots lowered from {} to {}: each takes {}, and half of what weights and workspace leave is for them", wanted, most, gib(sizes.snapshot_bytes)));
-  return static_cast<int32_t>(most);
-}
 
-/// Places in host memory: as many blocks to a snapshot as the device has, so that both run out together.
-void lay_out_host_memory(ExecutionPlan& plan, const Sizes& sizes) {
-  WorkerLimits& limits = plan.limits;
-  const uint64_t bytes = plan.options.host_cache_bytes;
-  if (bytes == 0) return;
-  const uint64_t blocks_each = std::max<uint64_t>(static_cast<uint64_t>(limits.num_blocks / std::max(limits.num_snapshots, 1)), 1);
-  const uint64_t snapshots = bytes / (sizes.snapshot_bytes + blocks_each * sizes.block_bytes);
-  if (snapshots == 0 || limits.num_snapshots == 0) {
-    plan.notes.push_back(fmt::format("the prefix cache uses no host memory: {} hold no snapshot ({}) with {} KV blocks ({} each)", gib(bytes), gib(sizes.snapshot_bytes),
-                                     blocks_each, gib(sizes.block_bytes)));
-    return;
+  /// The rank with the least to spare.
+  [[nodiscard]] const RankPlan& fullest() const {
+    return *std::min_element(plan_.ranks.begin(), plan_.ranks.end(), [](const RankPlan& a, const RankPlan& b) {
+      const auto spare = [](const MemoryPlan& m) { return m.margin_bytes() < 0 ? m.margin_bytes() : static_cast<int64_t>(m.budget_bytes) - static_cast<int64_t>(m.total_bytes()); };
+      return spare(a.memory) < spare(b.memory);
+    });
   }
-  limits.num_host_snapshots = static_cast<int32_t>(std::min<uint64_t>(snapshots, 1u << 20));
-  limits.num_host_blocks = static_cast<int32_t>(std::min<uint64_t>((bytes - static_cast<uint64_t>(limits.num_host_snapshots) * sizes.snapshot_bytes) / sizes.block_bytes, 1u << 30));
-}
 
-/// Divides the budget: weights and workspace first, then snapshots and sequences, then KV blocks.
-void lay_out_memory(ExecutionPlan& plan, const Sizes& sizes) {
-  const WorkerOptions& options = plan.options;
-  MemoryPlan& memory = plan.memory;
-  WorkerLimits& limits = plan.limits;
-  const bool cpu = plan.traits.platform == ops::Platform::kCpu;
-  memory.device_bytes = plan.traits.memory_bytes;
-  memory.budget_bytes = static_cast<uint64_t>(static_cast<double>(plan.traits.memory_bytes) * options.memory_utilization);
-  memory.weights_bytes = weights_bytes(plan.inventory, plan.with_mtp);
-  memory.slot_bytes = sizes.slot_bytes();
-  memory.block_bytes = sizes.block_bytes;
+ private:
+  [[nodiscard]] bool on_cpu() const { return plan_.traits.platform == ops::Platform::kCpu; }
+  [[nodiscard]] std::string of_rank(const RankPlan& rank) const { return plan_.ranks.size() == 1 ? "" : fmt::format(" on rank {} ({})", rank.shard.rank(), rank.device); }
+  [[nodiscard]] int64_t max_blocks() const { return ceil_div(limits_.max_model_len, ops::kGrid); }
 
-  limits.vocab_size = static_cast<int32_t>(plan.config.vocab_size);
-  limits.k_max = options.k_max;
-  limits.has_mtp = plan.with_mtp;
-  limits.block_bytes = sizes.block_bytes;
-  limits.snapshot_bytes = sizes.snapshot_bytes;
-  limits.max_logit_rows = options.max_logit_rows != 0 ? options.max_logit_rows : kDefaultLogitRows;
-  limits.max_model_len = options.max_model_len != 0 ? options.max_model_len : static_cast<int32_t>(plan.config.max_position_embeddings);
-  const int32_t wanted_slots = options.max_num_seqs != 0 ? options.max_num_seqs : kDefaultMaxNumSeqs;
-  const int32_t smallest_step = static_cast<int32_t>(ops::kGrid) + wanted_slots * (options.k_max + 1);
-  limits.max_rows = std::max(options.max_num_batched_tokens != 0 ? options.max_num_batched_tokens : cpu ? 512 : 2048, smallest_step);
-  if (options.max_num_batched_tokens != 0 && limits.max_rows != options.max_num_batched_tokens)
-    plan.notes.push_back(fmt::format("max_num_batched_tokens raised from {} to {}: one prompt chunk of 64 and a verify of every sequence must fit a step",
-                                     options.max_num_batched_tokens, limits.max_rows));
-
-  const auto max_blocks = [&] { return ceil_div(limits.max_model_len, ops::kGrid); };
-  memory.workspace_bytes = static_cast<uint64_t>(limits.max_rows) * sizes.row_bytes + static_cast<uint64_t>(limits.max_logit_rows) * sizes.logits_row_bytes +
-                           static_cast<uint64_t>(wanted_slots) * static_cast<uint64_t>(max_blocks()) * 4 + kKernelWorkspaceBytes;
-  const uint64_t fixed = memory.weights_bytes + memory.workspace_bytes;
-  const uint64_t smallest = fixed + memory.slot_bytes + memory.block_bytes;
-  if (smallest > memory.budget_bytes) {
-    plan.fits = false;
-    plan.verdict = fmt::format("does not fit: weights {} + workspace {} + one sequence {} = {}, but {} of {}'s {} may be used (--gpu-memory-utilization {}); {}",
-                               gib(memory.weights_bytes), gib(memory.workspace_bytes), gib(memory.slot_bytes + memory.block_bytes),
-                               gib(smallest), gib(memory.budget_bytes), plan.traits.name, gib(memory.device_bytes), options.memory_utilization,
-                               what_would_fit(plan, smallest));
-    return;
+  /// The least that `count(memory, sizes, left)` says of a rank.
+  template <class Count>
+  [[nodiscard]] int64_t least(const Count& count) const {
+    int64_t result = std::numeric_limits<int64_t>::max();
+    for (size_t r = 0; r < sizes_.size(); ++r) result = std::min<int64_t>(result, count(plan_.ranks[r].memory, sizes_[r], left_[r]));
+    return result;
   }
-  uint64_t left = memory.budget_bytes - fixed;
-  limits.num_snapshots = choose_snapshots(plan, sizes, wanted_slots, left - memory.slot_bytes - memory.block_bytes);
-  memory.snapshot_bytes = static_cast<uint64_t>(limits.num_snapshots) * sizes.snapshot_bytes;
-  left -= memory.snapshot_bytes;
+  /// How many pieces of `each` bytes a share of `bytes` holds; a rank that keeps nothing of them holds any number.
+  [[nodiscard]] static int64_t places(double bytes, uint64_t each) {
+    constexpr int64_t kMany = int64_t{1} << 40;
+    return each == 0 ? kMany : static_cast<int64_t>(std::min(bytes / static_cast<double>(each), static_cast<double>(kMany)));
+  }
+  [[nodiscard]] uint64_t sum(uint64_t Sizes::* bytes) const {
+    uint64_t total = 0;
+    for (const Sizes& sizes : sizes_) total += sizes.*bytes;
+    return total;
+  }
 
-  // Sequences.
-  const double state_share = options.max_num_seqs != 0 ? 0.9 : kDefaultStateShare;
-  const auto affordable = static_cast<int64_t>(static_cast<double>(left - memory.block_bytes) * state_share / static_cast<double>(memory.slot_bytes));
-  limits.num_slots = static_cast<int32_t>(std::clamp<int64_t>(affordable, 1, wanted_slots));
-  if (limits.num_slots < wanted_slots)
-    plan.notes.push_back(fmt::format("max_num_seqs lowered from {} to {}: each sequence keeps {} of recurrent state", wanted_slots, limits.num_slots, gib(memory.slot_bytes)));
-  const auto slots = static_cast<uint64_t>(limits.num_slots);
-  memory.state_bytes = slots * sizes.state_slot_bytes;
-  memory.ring_bytes = slots * sizes.ring_slot_bytes;
-  memory.sampler_bytes = slots * sizes.sampler_slot_bytes;
-  left -= slots * memory.slot_bytes;
+  void set_limits() {
+    limits_.vocab_size = static_cast<int32_t>(plan_.config.vocab_size);
+    limits_.k_max = options_.k_max;
+    limits_.has_mtp = plan_.with_mtp;
+    limits_.num_stages = options_.pp_size;
+    limits_.block_bytes = sum(&Sizes::block_bytes);
+    limits_.snapshot_bytes = sum(&Sizes::snapshot_bytes);
+    limits_.max_logit_rows = options_.max_logit_rows != 0 ? options_.max_logit_rows : kDefaultLogitRows;
+    limits_.max_model_len = options_.max_model_len != 0 ? options_.max_model_len : static_cast<int32_t>(plan_.config.max_position_embeddings);
+    const int32_t smallest_step = static_cast<int32_t>(ops::kGrid) + wanted_slots() * (options_.k_max + 1);
+    limits_.max_rows = std::max(options_.max_num_batched_tokens != 0 ? options_.max_num_batched_tokens : on_cpu() ? 512 : 2048, smallest_step);
+    if (options_.max_num_batched_tokens != 0 && limits_.max_rows != options_.max_num_batched_tokens)
+      plan_.notes.push_back(fmt::format("max_num_batched_tokens raised from {} to {}: one prompt chunk of 64 and a verify of every sequence must fit a step",
+                                        options_.max_num_batched_tokens, limits_.max_rows));
+  }
+  [[nodiscard]] int32_t wanted_slots() const { return options_.max_num_seqs != 0 ? options_.max_num_seqs : kDefaultMaxNumSeqs; }
 
-  // KV blocks: never more than all sequences could fill.
-  uint64_t kv_budget = left;
-  if (options.kv_cache_memory_bytes) {
-    kv_budget = *options.kv_cache_memory_bytes;
-    if (kv_budget > left) {
-      plan.fits = false;
-      plan.verdict = fmt::format("does not fit: --kv-cache-memory-bytes asks for {}, but weights, workspace and {} sequences leave {}", gib(kv_budget), slots, gib(left));
+  void set_fixed() {
+    for (size_t r = 0; r < sizes_.size(); ++r) {
+      RankPlan& rank = plan_.ranks[r];
+      MemoryPlan& memory = rank.memory;
+      memory.device_bytes = rank.traits.memory_bytes;
+      memory.budget_bytes = static_cast<uint64_t>(static_cast<double>(rank.traits.memory_bytes) * options_.memory_utilization);
+      memory.weights_bytes = weights_bytes(rank.inventory);
+      memory.slot_bytes = sizes_[r].slot_bytes();
+      memory.block_bytes = sizes_[r].block_bytes;
+      memory.workspace_bytes = static_cast<uint64_t>(limits_.max_rows) * sizes_[r].row_bytes + static_cast<uint64_t>(limits_.max_logit_rows) * sizes_[r].logits_row_bytes +
+                               static_cast<uint64_t>(wanted_slots()) * static_cast<uint64_t>(max_blocks()) * 4 + kKernelWorkspaceBytes;
+    }
+  }
+
+  bool check_smallest() {
+    const RankPlan& rank = fullest();
+    const MemoryPlan& memory = rank.memory;
+    if (memory.margin_bytes() < 0) {
+      plan_.verdict = fmt::format("does not fit{}: weights {} + workspace {} + one sequence {} = {}, but {} of {}'s {} may be used (--gpu-memory-utilization {}); {}", of_rank(rank),
+                                  gib(memory.weights_bytes), gib(memory.workspace_bytes), gib(memory.slot_bytes + memory.block_bytes), gib(memory.smallest_bytes()),
+                                  gib(memory.budget_bytes), rank.traits.name, gib(memory.device_bytes), options_.memory_utilization, what_would_fit(plan_, rank));
+      return false;
+    }
+    for (size_t r = 0; r < sizes_.size(); ++r) left_[r] = plan_.ranks[r].memory.budget_bytes - plan_.ranks[r].memory.weights_bytes - plan_.ranks[r].memory.workspace_bytes;
+    return true;
+  }
+
+  /// As many snapshots as asked, or a share of what is left.
+  void place_snapshots() {
+    const auto affordable = [&](double share) {
+      return least([&](const MemoryPlan& m, const Sizes& sizes, uint64_t left) {
+        return places(static_cast<double>(left - m.slot_bytes - m.block_bytes) * share, sizes.snapshot_bytes);
+      });
+    };
+    const int32_t wanted = options_.num_snapshots;
+    if (wanted < 0) {
+      int64_t most = std::min<int64_t>(affordable(kDefaultSnapshotShare), std::max(int64_t{kDefaultSnapshotsPerSeq} * wanted_slots(), int64_t{kDefaultLeastSnapshots}));
+      if (on_cpu()) most = std::min(most, places(static_cast<double>(kDefaultCpuSnapshotBytes), limits_.snapshot_bytes));
+      limits_.num_snapshots = static_cast<int32_t>(most);
+    } else {
+      const int64_t most = affordable(0.5);
+      limits_.num_snapshots = static_cast<int32_t>(std::min<int64_t>(wanted, most));
+      if (wanted > most)
+        plan_.notes.push_back(fmt::format("snapshots lowered from {} to {}: each takes {}, and half of what weights and workspace leave is for them", wanted, most,
+                                          gib(limits_.snapshot_bytes)));
+    }
+    for (size_t r = 0; r < sizes_.size(); ++r) {
+      plan_.ranks[r].memory.snapshot_bytes = static_cast<uint64_t>(limits_.num_snapshots) * sizes_[r].snapshot_bytes;
+      left_[r] -= plan_.ranks[r].memory.snapshot_bytes;
+    }
+  }
+
+  void place_sequences() {
+    const double state_share = options_.max_num_seqs != 0 ? 0.9 : kDefaultStateShare;
+    const int64_t affordable =
+        least([&](const MemoryPlan& m, const Sizes&, uint64_t left) { return places(static_cast<double>(left - m.block_bytes) * state_share, m.slot_bytes); });
+    limits_.num_slots = static_cast<int32_t>(std::clamp<int64_t>(affordable, 1, wanted_slots()));
+    if (limits_.num_slots < wanted_slots())
+      plan_.notes.push_back(
+          fmt::format("max_num_seqs lowered from {} to {}: each sequence keeps {} of recurrent state", wanted_slots(), limits_.num_slots, gib(fullest().memory.slot_bytes)));
+    const auto slots = static_cast<uint64_t>(limits_.num_slots);
+    for (size_t r = 0; r < sizes_.size(); ++r) {
+      MemoryPlan& memory = plan_.ranks[r].memory;
+      memory.state_bytes = slots * sizes_[r].state_slot_bytes;
+      memory.ring_bytes = slots * sizes_[r].ring_slot_bytes;
+      memory.sampler_bytes = slots * sizes_[r].sampler_slot_bytes;
+      left_[r] -= slots * memory.slot_bytes;
+    }
+  }
+
+  /// KV blocks: never more than all sequences could fill.
+  bool place_blocks() {
+    const auto slots = static_cast<uint64_t>(limits_.num_slots);
+    std::vector<uint64_t> budgets = left_;
+    size_t tightest = 0;
+    uint64_t blocks = slots * static_cast<uint64_t>(max_blocks());
+    blocks = std::min<uint64_t>(blocks, 1ull << 30);
+    for (size_t r = 0; r < sizes_.size(); ++r) {
+      const MemoryPlan& memory = plan_.ranks[r].memory;
+      if (options_.kv_cache_memory_bytes) {
+        if (*options_.kv_cache_memory_bytes > left_[r]) {
+          plan_.verdict = fmt::format("does not fit{}: --kv-cache-memory-bytes asks for {}, but weights, workspace and {} sequences leave {}", of_rank(plan_.ranks[r]),
+                                      gib(*options_.kv_cache_memory_bytes), slots, gib(left_[r]));
+          return false;
+        }
+        budgets[r] = *options_.kv_cache_memory_bytes;
+      } else if (on_cpu()) {
+        const uint64_t wanted = static_cast<uint64_t>(options_.max_model_len != 0 ? max_blocks() : 0) * memory.block_bytes;
+        budgets[r] = std::min(left_[r], std::max(kDefaultCpuKvBytes / plan_.ranks.size(), wanted));
+      }
+      const auto held = static_cast<uint64_t>(places(static_cast<double>(budgets[r]), memory.block_bytes));
+      if (held < blocks) {
+        blocks = held;
+        tightest = r;
+      }
+    }
+    limits_.num_blocks = static_cast<int32_t>(blocks);
+    for (RankPlan& rank : plan_.ranks) rank.memory.kv_bytes = blocks * rank.memory.block_bytes;
+    const RankPlan& rank = plan_.ranks[tightest];
+    if (limits_.num_blocks == 0) {
+      plan_.verdict = fmt::format("does not fit{}: one KV block of 64 tokens needs {} and {} are left for it", of_rank(rank), gib(rank.memory.block_bytes), gib(budgets[tightest]));
+      return false;
+    }
+    const int64_t longest = static_cast<int64_t>(limits_.num_blocks) * ops::kGrid;
+    if (longest >= limits_.max_model_len) return true;
+    if (options_.max_model_len != 0) {
+      plan_.verdict = fmt::format("does not fit{}: one sequence of --max-model-len {} needs {} of KV, {} are left ({} tokens); --max-model-len {} would fit", of_rank(rank),
+                                  options_.max_model_len, gib(static_cast<uint64_t>(max_blocks()) * rank.memory.block_bytes), gib(budgets[tightest]), longest, longest);
+      return false;
+    }
+    plan_.notes.push_back(fmt::format("max_model_len lowered from {} to {}: that is what the KV cache of {} holds", limits_.max_model_len, longest, gib(rank.memory.kv_bytes)));
+    limits_.max_model_len = static_cast<int32_t>(longest);
+    return true;
+  }
+
+  /// Places in host memory: as many blocks to a snapshot as the device has, so that both run out together.
+  void lay_out_host_memory() {
+    const uint64_t bytes = options_.host_cache_bytes;
+    if (bytes == 0) return;
+    const uint64_t blocks_each = std::max<uint64_t>(static_cast<uint64_t>(limits_.num_blocks / std::max(limits_.num_snapshots, 1)), 1);
+    const uint64_t snapshots = bytes / (limits_.snapshot_bytes + blocks_each * limits_.block_bytes);
+    if (snapshots == 0 || limits_.num_snapshots == 0) {
+      plan_.notes.push_back(fmt::format("the prefix cache uses no host memory: {} hold no snapshot ({}) with {} KV blocks ({} each)", gib(bytes), gib(limits_.snapshot_bytes),
+                                        blocks_each, gib(limits_.block_bytes)));
       return;
     }
-  } else if (cpu) {
-    kv_budget = std::min(kv_budget, std::max(kDefaultCpuKvBytes, static_cast<uint64_t>(options.max_model_len != 0 ? max_blocks() : 0) * memory.block_bytes));
-    kv_budget = std::min(kv_budget, left);
+    limits_.num_host_snapshots = static_cast<int32_t>(std::min<uint64_t>(snapshots, 1u << 20));
+    limits_.num_host_blocks = static_cast<int32_t>(
+        std::min<uint64_t>((bytes - static_cast<uint64_t>(limits_.num_host_snapshots) * limits_.snapshot_bytes) / limits_.block_bytes, 1u << 30));
   }
-  const uint64_t useful = slots * static_cast<uint64_t>(max_blocks());
-  limits.num_blocks = static_cast<int32_t>(std::min<uint64_t>({kv_budget / memory.block_bytes, useful, 1ull << 30}));
-  memory.kv_bytes = static_cast<uint64_t>(limits.num_blocks) * memory.block_bytes;
-  if (limits.num_blocks == 0) {
-    plan.fits = false;
-    plan.verdict = fmt::format("does not fit: one KV block of 64 tokens needs {} and {} are left for it", gib(memory.block_bytes), gib(kv_budget));
-    return;
-  }
-  if (const int64_t longest = static_cast<int64_t>(limits.num_blocks) * ops::kGrid; longest < limits.max_model_len) {
-    if (options.max_model_len != 0) {
-      plan.fits = false;
-      plan.verdict = fmt::format("does not fit: one sequence of --max-model-len {} needs {} of KV, {} are left ({} tokens); --max-model-len {} would fit",
-                                 options.max_model_len, gib(static_cast<uint64_t>(max_blocks()) * memory.block_bytes), gib(kv_budget), longest, longest);
-      return;
-    }
-    plan.notes.push_back(fmt::format("max_model_len lowered from {} to {}: that is what the KV cache of {} holds", limits.max_model_len, longest, gib(memory.kv_bytes)));
-    limits.max_model_len = static_cast<int32_t>(longest);
-  }
-  lay_out_host_memory(plan, sizes);
-  plan.fits = true;
-  plan.verdict = fmt::format("fits: {} of {} used; {} sequences, {} KV tokens", gib(memory.total_bytes()), gib(memory.device_bytes), limits.num_slots,
-                             static_cast<int64_t>(limits.num_blocks) * ops::kGrid);
-}
+
+  ExecutionPlan& plan_;
+  const WorkerOptions& options_;
+  WorkerLimits& limits_;
+  const std::vector<Sizes>& sizes_;
+  std::vector<uint64_t> left_;  // of each rank's budget
+};
 
 /// Attention layers of the plan whose k and v scales are both in the checkpoint.
 int64_t count_kv_scales(const ExecutionPlan& plan) {
@@ -289,8 +414,9 @@ int64_t count_kv_scales(const ExecutionPlan& plan) {
 
 Result<void> check_options(const WorkerOptions& options, const model::ModelConfig& config) {
   std::vector<std::string> faults;
-  if (options.tp_size != 1 || options.pp_size != 1)
-    faults.push_back(fmt::format("-tp {} -pp {}: this version runs a model on one device; tensor and pipeline parallelism are not built yet", options.tp_size, options.pp_size));
+  if (options.tp_size < 1) faults.push_back(fmt::format("-tp {}: a positive number of ranks is wanted", options.tp_size));
+  else if (const auto enough = check_tp_size(config, options.tp_size); !enough) faults.push_back(enough.error().message);
+  if (options.pp_size < 1 || options.pp_size > config.num_layers()) faults.push_back(fmt::format("-pp {}: {} has {} layers, and every stage needs one", options.pp_size, config.name, config.num_layers()));
   if (options.max_model_len < 0 || options.max_model_len > config.max_position_embeddings)
     faults.push_back(fmt::format("--max-model-len {} is over the model's limit of {} (max_position_embeddings)", options.max_model_len, config.max_position_embeddings));
   if (!(options.memory_utilization > 0 && options.memory_utilization <= 1))
@@ -319,14 +445,29 @@ std::string ExecutionPlan::refusals() const {
                      choices.size(), num_refused == 1 ? "has" : "have", text);
 }
 
-Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig config, weights::Inventory inventory, const ops::DeviceTraits& traits) {
+std::vector<ops::DeviceTraits> ExecutionPlan::device_traits() const {
+  std::vector<ops::DeviceTraits> traits_of_ranks;
+  for (const RankPlan& rank : ranks) traits_of_ranks.push_back(rank.traits);
+  return traits_of_ranks;
+}
+
+uint64_t ExecutionPlan::kv_bytes_for(int64_t num_blocks) const {
+  uint64_t largest = 0;
+  for (const RankPlan& rank : ranks) largest = std::max(largest, rank.memory.block_bytes);
+  return static_cast<uint64_t>(num_blocks) * largest;
+}
+
+Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig config, weights::Inventory inventory, std::vector<ops::DeviceTraits> traits) {
   RETURN_IF_ERROR(check_options(options, config));
+  ASSIGN_OR_RETURN(const std::vector<std::string> devices, rank_devices(options.device, options.tp_size, options.pp_size));
+  if (traits.size() == 1) traits.resize(devices.size(), traits[0]);
+  CHECK(traits.size() == devices.size());
   ExecutionPlan plan;
   plan.options = options;
   plan.config = std::move(config);
   plan.inventory = std::move(inventory);
-  plan.traits = traits;
-  plan.traits.fp8_matrix = traits.fp8_matrix && options.quantize_activations;
+  for (ops::DeviceTraits& each : traits) each.fp8_matrix = each.fp8_matrix && options.quantize_activations;
+  plan.traits = traits[0];
   plan.with_mtp = plan.inventory.has_mtp && options.load.with_mtp.value_or(true);
   if (options.load.with_mtp.value_or(false) && !plan.inventory.has_mtp)
     return invalid_argument("the MTP head was asked for, but {} has no mtp.* tensors", plan.config.name);
@@ -342,26 +483,49 @@ Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig
     if (unscaled > 0) plan.notes.push_back(fmt::format("FP8 KV cache: {} of {} attention layers have no k and v scales in the checkpoint; 1.0 is used", unscaled, num_layers));
   }
 
-  const Problems problems(plan.config, plan.inventory, numerics);
-  const ops::KernelTable& table = backends::kernel_table(traits.platform);
-  RETURN_IF_ERROR(check_kernel_names(table, options, problems, plan.with_mtp));
+  const std::vector<Range> stages = choose_stages(plan, traits, numerics);
+  std::vector<Sizes> sizes;
+  for (size_t r = 0; r < devices.size(); ++r) {
+    const auto number = static_cast<int32_t>(r);
+    const int32_t stage = number / options.tp_size;
+    RankPlan rank{.device = devices[r], .traits = traits[r]};
+    rank.shard = make_shard(plan.config, number % options.tp_size, options.tp_size, stage, options.pp_size, stages[static_cast<size_t>(stage)]);
+    rank.config = part_of(plan.config, rank.shard);
+    ASSIGN_OR_RETURN(rank.inventory, part_of(plan.inventory, plan.config, rank.shard, plan.with_mtp));
+    sizes.emplace_back(rank.config, rank.shard, numerics, plan.with_mtp);
+    rank.decode_bytes_per_token = decode_bytes(rank, sizes.back());
+    plan.ranks.push_back(std::move(rank));
+  }
+
+  const ops::KernelTable& table = backends::kernel_table(plan.traits.platform);
+  RETURN_IF_ERROR(check_kernel_names(table, options, plan, numerics));
   ops::SelectionRules rules;
   rules.forced = options.kernels;
-  Chooser chooser(table, plan.traits, rules);
-  problems.for_each(plan.with_mtp, chooser);
+  Chooser chooser(table, rules);
+  for (const RankPlan& rank : plan.ranks) {
+    chooser.set_rank(rank);
+    Problems(rank.config, rank.inventory, rank.shard, numerics).for_each(plan.with_mtp, chooser);
+  }
   plan.choices = chooser.take();
   plan.schemes = count_schemes(plan.inventory);
 
-  const Sizes sizes(plan.config, numerics, plan.with_mtp);
-  lay_out_memory(plan, sizes);
-  plan.decode_bytes_per_token = decode_bytes(plan, sizes);
+  MemoryLayout layout(plan, sizes);
+  layout.lay_out();
+  plan.memory = layout.fullest().memory;
+  for (size_t first = 0; first < plan.ranks.size(); first += static_cast<size_t>(options.tp_size)) {
+    double largest = 0;
+    for (size_t r = first; r < first + static_cast<size_t>(options.tp_size); ++r) largest = std::max(largest, plan.ranks[r].decode_bytes_per_token);
+    plan.decode_bytes_per_token += largest;
+  }
   plan.expected_decode_tokens_per_second = expected_decode_speed(plan);
   return plan;
 }
 
 Result<ExecutionPlan> make_plan(const WorkerOptions& options) {
-  ASSIGN_OR_RETURN(ops::DeviceTraits traits, backends::traits_by_name(options.device));
   ASSIGN_OR_RETURN(model::ModelConfig config, model::load_config(options.model_dir));
+  RETURN_IF_ERROR(check_options(options, config));
+  ASSIGN_OR_RETURN(const std::vector<std::string> devices, rank_devices(options.device, options.tp_size, options.pp_size));
+  ASSIGN_OR_RETURN(const std::vector<ops::DeviceTraits> traits, traits_of_ranks(devices, options.tp_size));
   if (config.dtype == "float16" && options.dtype == ModelDType::kAuto)
     return invalid_argument("{}: dtype float16 overflows in this model family's residual stream; use --dtype bfloat16 or float32", config.name);
   bool has_weights = false;
@@ -402,7 +566,7 @@ Result<ExecutionPlan> plan_reference_model(const std::string& device) {
   WorkerOptions options;
   options.device = device;
   ASSIGN_OR_RETURN(weights::Inventory inventory, weights::inventory_from_config(config, options.load));
-  return make_plan(options, std::move(config), std::move(inventory), traits);
+  return make_plan(options, std::move(config), std::move(inventory), {traits});
 }
 
 std::vector<std::string> known_cards() {

@@ -10,6 +10,7 @@
 #include "ops/select.h"
 #include "weights/source.h"
 #include "worker/options.h"
+#include "worker/shard.h"
 #include "worker/worker_group.h"
 
 // Everything is decided before a weight byte is read: a kernel for every op, and a place for every byte (architecture.md section 2).
@@ -19,8 +20,9 @@ namespace quern::worker {
 /// One op on one problem: what every candidate said, and who asks for it.
 struct OpChoice {
   std::string op, problem;
+  std::string device_name;    // what runs it
   std::string wanted_by;      // the first place in the model that asks
-  int32_t num_wanting = 0;    // places that ask
+  int32_t num_wanting = 0;    // places that ask; of ranks that share a layer, one counts
   std::string candidate;  // empty: none took it
   ops::LaunchCounts launches;  // of the candidate, each time
   struct Answer {
@@ -43,6 +45,10 @@ struct MemoryPlan {
   uint64_t kv_bytes = 0;         // all blocks, MTP layer included
   uint64_t slot_bytes = 0;       // of one slot: state, ring, sampler
   uint64_t block_bytes = 0;      // of one KV block of 64 tokens, all layers
+  /// What a single sequence with one block needs.
+  [[nodiscard]] uint64_t smallest_bytes() const { return weights_bytes + workspace_bytes + slot_bytes + block_bytes; }
+  /// What may be used beyond that; negative: it does not fit.
+  [[nodiscard]] int64_t margin_bytes() const { return static_cast<int64_t>(budget_bytes) - static_cast<int64_t>(smallest_bytes()); }
   [[nodiscard]] uint64_t total_bytes() const {
     return weights_bytes + workspace_bytes + state_bytes + ring_bytes + sampler_bytes + snapshot_bytes + kv_bytes;
   }
@@ -55,18 +61,30 @@ struct SchemeTotal {
   uint64_t bytes = 0;
 };
 
+/// One device's part of the plan.
+struct RankPlan {
+  std::string device;             // by name
+  ops::DeviceTraits traits;
+  Shard shard;
+  model::ModelConfig config;      // its part of the model
+  weights::Inventory inventory;   // and of the checkpoint
+  MemoryPlan memory;
+  double decode_bytes_per_token = 0;  // as ExecutionPlan's, of this rank
+};
+
 struct ExecutionPlan {
   WorkerOptions options;
-  model::ModelConfig config;
-  weights::Inventory inventory;
-  ops::DeviceTraits traits;
+  model::ModelConfig config;       // whole
+  weights::Inventory inventory;    // whole
+  std::vector<RankPlan> ranks;     // stage by stage; in each the ranks of tensor parallelism
+  ops::DeviceTraits traits;        // of the first rank
   bool with_mtp = false;
   DType activation = DType::kBF16, kv = DType::kBF16, ring = DType::kF32;
   std::vector<OpChoice> choices;       // one per op and problem
   std::vector<SchemeTotal> schemes;
-  MemoryPlan memory;
-  WorkerLimits limits;
-  double decode_bytes_per_token = 0;   // read from memory for one token at 1k context, one sequence
+  MemoryPlan memory;                   // of the rank with the least to spare
+  WorkerLimits limits;                 // what every rank has room for
+  double decode_bytes_per_token = 0;   // read from memory for one token at 1k context, one sequence; of several ranks what is read one after the other
   double expected_decode_tokens_per_second = 0;
   bool fits = false;
   std::string verdict;                 // why it fits or not, and what would
@@ -74,14 +92,17 @@ struct ExecutionPlan {
 
   /// The refusals as the message that a failed start shows; empty when every op has a kernel.
   [[nodiscard]] std::string refusals() const;
+  [[nodiscard]] std::vector<ops::DeviceTraits> device_traits() const;
+  /// The --kv-cache-memory-bytes that gives so many blocks.
+  [[nodiscard]] uint64_t kv_bytes_for(int64_t num_blocks) const;
 };
 
 /// Config, inventory and candidates only: no weight byte is read and no device opened. Errors: a broken config or checkpoint, an unknown device or
 /// kernel name, options that contradict. A plan that does not fit, or an op without kernel, is not an error here: see `fits` and refusals().
 Result<ExecutionPlan> make_plan(const WorkerOptions& options);
 
-/// As make_plan, from parts already known.
-Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig config, weights::Inventory inventory, const ops::DeviceTraits& traits);
+/// As make_plan, from parts already known: traits of every rank, or of one kind that all of them are.
+Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig config, weights::Inventory inventory, std::vector<ops::DeviceTraits> traits);
 
 /// The whole matrix: every candidate of every op on a platform for the ops of a plan, for `quern kernels`.
 struct KernelRow {

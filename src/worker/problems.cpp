@@ -1,21 +1,23 @@
 #include "worker/problems.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "base/check.h"
 
 namespace quern::worker {
 namespace {
 
-/// Which of `num_owners` heads serves each of `num_heads`: equal shares in order.
-std::vector<int32_t> head_map(int64_t num_heads, int64_t num_owners) {
-  std::vector<int32_t> map(static_cast<size_t>(num_heads));
-  for (int64_t h = 0; h < num_heads; ++h) map[static_cast<size_t>(h)] = static_cast<int32_t>(h / (num_heads / num_owners));
-  return map;
-}
-
 std::string linear_text(const ops::LinearShape& l) {
   return fmt::format("{}x{} {}", l.out_features, l.in_features, ops::weight_scheme_name(l.scheme));
+}
+
+/// Empty where the heads have equal shares of their owners, in order; else how many heads each owner serves.
+std::string map_text(const std::vector<int32_t>& owner_of, int64_t num_owners) {
+  std::vector<int64_t> served(static_cast<size_t>(num_owners));
+  for (const int32_t owner : owner_of) ++served[static_cast<size_t>(owner)];
+  if (std::adjacent_find(served.begin(), served.end(), std::not_equal_to<>()) == served.end()) return {};
+  return fmt::format(" as {}", fmt::join(served, "+"));
 }
 
 }  // namespace
@@ -27,7 +29,14 @@ const ops::LinearShape& Problems::linear(std::string_view prefix, std::string_vi
 }
 
 ops::Embed::Problem Problems::embed() const {
-  return {.vocab_size = config_.vocab_size, .hidden = config_.hidden_size, .scheme = linear("", "embed_tokens").scheme, .activation = numerics_.activation, .tied = config_.tie_word_embeddings};
+  ops::Embed::Problem p{.hidden = config_.hidden_size, .activation = numerics_.activation, .num_ids = config_.vocab_size};
+  if (const auto table = inventory_.linears.find("embed_tokens.weight"); table != inventory_.linears.end()) {
+    p.vocab_size = table->second.out_features;
+    p.scheme = table->second.scheme;
+    p.first_id = shard_.vocab.begin;
+    p.tied = config_.tie_word_embeddings && shard_.last_stage();
+  }
+  return p;
 }
 
 ops::AttnIn::Problem Problems::attn_in(std::string_view prefix) const {
@@ -53,14 +62,14 @@ ops::Attention::Problem Problems::attention() const {
   p.num_q_heads = config_.num_attention_heads;
   p.num_kv_heads = config_.num_key_value_heads;
   p.head_dim = config_.head_dim;
-  p.kv_head = head_map(config_.num_attention_heads, config_.num_key_value_heads);
+  p.kv_head = shard_.kv_head;
   p.activation = numerics_.activation;
   p.kv = numerics_.kv;
   return p;
 }
 
 ops::OutResidual::Problem Problems::attn_out(std::string_view prefix) const {
-  return {.linear = linear(prefix, "self_attn.o_proj"), .activation = numerics_.activation};
+  return {.linear = linear(prefix, "self_attn.o_proj"), .activation = numerics_.activation, .add_residual = shard_.tp_size == 1};
 }
 
 ops::GdnIn::Problem Problems::gdn_in(std::string_view prefix) const {
@@ -81,7 +90,7 @@ ops::GdnMix::Problem Problems::gdn_mix() const {
   p.num_v_heads = config_.linear_num_value_heads;
   p.d_k = config_.linear_key_head_dim;
   p.d_v = config_.linear_value_head_dim;
-  p.k_head = head_map(config_.linear_num_value_heads, config_.linear_num_key_heads);
+  p.k_head = shard_.k_head;
   p.k_max = numerics_.k_max;
   p.eps = config_.rms_norm_eps;
   p.activation = numerics_.activation;
@@ -90,7 +99,7 @@ ops::GdnMix::Problem Problems::gdn_mix() const {
 }
 
 ops::OutResidual::Problem Problems::gdn_out(std::string_view prefix) const {
-  return {.linear = linear(prefix, "linear_attn.out_proj"), .activation = numerics_.activation};
+  return {.linear = linear(prefix, "linear_attn.out_proj"), .activation = numerics_.activation, .add_residual = shard_.tp_size == 1};
 }
 
 ops::MlpIn::Problem Problems::mlp_in(std::string_view prefix) const {
@@ -105,7 +114,7 @@ ops::MlpIn::Problem Problems::mlp_in(std::string_view prefix) const {
 }
 
 ops::DownResidual::Problem Problems::mlp_down(std::string_view prefix) const {
-  return {.linear = linear(prefix, "mlp.down_proj"), .activation = numerics_.activation};
+  return {.linear = linear(prefix, "mlp.down_proj"), .activation = numerics_.activation, .add_residual = shard_.tp_size == 1};
 }
 
 ops::MtpIn::Problem Problems::mtp_in() const {
@@ -115,9 +124,9 @@ ops::MtpIn::Problem Problems::mtp_in() const {
 ops::Head::Problem Problems::head() const {
   ops::Head::Problem p;
   p.hidden = config_.hidden_size;
-  p.vocab_size = config_.vocab_size;
   p.tied = config_.tie_word_embeddings;
   p.lm_head = linear("", p.tied ? "embed_tokens" : "lm_head");
+  p.vocab_size = p.lm_head.out_features;
   p.eps = config_.rms_norm_eps;
   p.activation = numerics_.activation;
   return p;
@@ -125,26 +134,29 @@ ops::Head::Problem Problems::head() const {
 
 ops::DraftRows::Problem Problems::draft_rows() const { return {config_.hidden_size, numerics_.k_max, numerics_.activation}; }
 
+ops::Combine::Problem Problems::combine() const { return {config_.hidden_size, shard_.tp_size, numerics_.activation}; }
+
 ops::Sample::Problem Problems::sample() const {
   return {.vocab_size = config_.vocab_size, .num_tokens = config_.vocab_size, .k_max = numerics_.k_max};
 }
 
 std::string describe(const ops::Embed::Problem& p) {
-  return fmt::format("{{vocab {}, hidden {}, {}, {}{}}}", p.vocab_size, p.hidden, ops::weight_scheme_name(p.scheme), dtype_name(p.activation), p.tied ? ", tied" : "");
+  const std::string of = p.end_of_ids() == p.vocab_size ? "" : fmt::format(" of {}", p.end_of_ids());
+  return fmt::format("{{vocab {}{}, hidden {}, {}, {}{}}}", p.vocab_size, of, p.hidden, ops::weight_scheme_name(p.scheme), dtype_name(p.activation), p.tied ? ", tied" : "");
 }
 std::string describe(const ops::AttnIn::Problem& p) {
   return fmt::format("{{hidden {}, heads {}/{} x {}, rotary {}, q {}, k {}, v {}, {}, kv {}}}", p.hidden, p.num_q_heads, p.num_kv_heads, p.head_dim,
                      2 * p.inv_freq.size(), linear_text(p.q), linear_text(p.k), linear_text(p.v), dtype_name(p.activation), dtype_name(p.kv));
 }
 std::string describe(const ops::Attention::Problem& p) {
-  return fmt::format("{{heads {}/{} x {}, {}, kv {}}}", p.num_q_heads, p.num_kv_heads, p.head_dim, dtype_name(p.activation), dtype_name(p.kv));
+  return fmt::format("{{heads {}/{}{} x {}, {}, kv {}}}", p.num_q_heads, p.num_kv_heads, map_text(p.kv_head, p.num_kv_heads), p.head_dim, dtype_name(p.activation), dtype_name(p.kv));
 }
 std::string describe(const ops::GdnIn::Problem& p) {
   return fmt::format("{{hidden {}, qkv {}, z {}, b {}, a {}, {}}}", p.hidden, linear_text(p.qkv), linear_text(p.z), linear_text(p.b), linear_text(p.a),
                      dtype_name(p.activation));
 }
 std::string describe(const ops::GdnMix::Problem& p) {
-  return fmt::format("{{heads {}/{} x {}/{}, {} drafts, {}, ring {}}}", p.num_k_heads, p.num_v_heads, p.d_k, p.d_v, p.k_max, dtype_name(p.activation),
+  return fmt::format("{{heads {}/{}{} x {}/{}, {} drafts, {}, ring {}}}", p.num_k_heads, p.num_v_heads, map_text(p.k_head, p.num_k_heads), p.d_k, p.d_v, p.k_max, dtype_name(p.activation),
                      dtype_name(p.ring));
 }
 std::string describe(const ops::LinearResidual::Problem& p) {

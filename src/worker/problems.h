@@ -7,6 +7,7 @@
 #include "model/tensors.h"
 #include "ops/kernel_table.h"
 #include "weights/source.h"
+#include "worker/shard.h"
 
 // From the model's geometry and the checkpoint's schemes to the problem of every op.
 
@@ -18,10 +19,11 @@ struct Numerics {
   int32_t k_max = 0;
 };
 
+/// Problems of one rank, from its part of config and inventory.
 class Problems {
  public:
-  Problems(const model::ModelConfig& config, const weights::Inventory& inventory, const Numerics& numerics)
-      : config_(config), inventory_(inventory), numerics_(numerics) {}
+  Problems(const model::ModelConfig& config, const weights::Inventory& inventory, const Shard& shard, const Numerics& numerics)
+      : config_(config), inventory_(inventory), shard_(shard), numerics_(numerics) {}
 
   [[nodiscard]] ops::Embed::Problem embed() const;
   /// `prefix` is a layer's: "layers.3." or "mtp.layers.0.".
@@ -37,8 +39,10 @@ class Problems {
   [[nodiscard]] ops::Head::Problem head() const;
   [[nodiscard]] ops::Sample::Problem sample() const;
   [[nodiscard]] ops::DraftRows::Problem draft_rows() const;
+  /// Where tensor parallelism leaves partial sums.
+  [[nodiscard]] ops::Combine::Problem combine() const;
 
-  /// Calls visit.template operator()<Op>(problem, wanted_by) for every op of the model, layer by layer. `wanted_by` names tensor and layer.
+  /// Calls visit.template operator()<Op>(problem, wanted_by) for every op of the rank, layer by layer. `wanted_by` names tensor and layer.
   template <class Visit>
   void for_each(bool with_mtp, Visit&& visit) const;
 
@@ -51,6 +55,7 @@ class Problems {
 
   const model::ModelConfig& config_;
   const weights::Inventory& inventory_;
+  const Shard& shard_;
   Numerics numerics_;
 };
 
@@ -86,7 +91,7 @@ template <class Visit>
 void Problems::for_each(bool with_mtp, Visit&& visit) const {
   visit.template operator()<ops::Embed>(embed(), std::string("embed_tokens"));
   for (int64_t i = 0; i < config_.num_layers(); ++i) {
-    const std::string prefix = model::layer_prefix(i);
+    const std::string prefix = model::layer_prefix(shard_.layers.begin + i);
     if (config_.layers[static_cast<size_t>(i)] == model::LayerType::kFullAttention) {
       attention_layer(prefix, visit);
     } else {
@@ -96,9 +101,11 @@ void Problems::for_each(bool with_mtp, Visit&& visit) const {
     }
     mlp(prefix, visit);
   }
+  visit.template operator()<ops::StateCopy>(ops::StateCopy::Problem{}, std::string("recurrent state"));
+  if (shard_.tp_size > 1) visit.template operator()<ops::Combine>(combine(), std::string("sums of the ranks"));
+  if (!shard_.last_stage()) return;
   visit.template operator()<ops::Head>(head(), std::string("lm_head"));
   visit.template operator()<ops::Sample>(sample(), std::string("sampler"));
-  visit.template operator()<ops::StateCopy>(ops::StateCopy::Problem{}, std::string("recurrent state"));
   if (with_mtp) {
     visit.template operator()<ops::DraftRows>(draft_rows(), std::string("mtp"));
     visit.template operator()<ops::MtpIn>(mtp_in(), std::string("mtp.fc"));

@@ -23,6 +23,7 @@ ops::Head::Problem reduced(ops::Head::Problem problem, int64_t cap);
 ops::Sample::Problem reduced(ops::Sample::Problem problem, int64_t cap);
 ops::DraftRows::Problem reduced(ops::DraftRows::Problem problem, int64_t cap);
 ops::StateCopy::Problem reduced(ops::StateCopy::Problem problem, int64_t cap);
+ops::Combine::Problem reduced(ops::Combine::Problem problem, int64_t cap);
 
 /// Packs random weights, runs the kernel on rows of both kinds and keeps its outputs in `trial`. An error is the device's.
 Result<void> run(const ops::Embed::Problem& problem, const ops::Embed::Kernel& kernel, Trial& trial);
@@ -37,5 +38,6 @@ Result<void> run(const ops::Head::Problem& problem, const ops::Head::Kernel& ker
 Result<void> run(const ops::Sample::Problem& problem, const ops::Sample::Kernel& kernel, Trial& trial);
 Result<void> run(const ops::DraftRows::Problem& problem, const ops::DraftRows::Kernel& kernel, Trial& trial);
 Result<void> run(const ops::StateCopy::Problem& problem, const ops::StateCopy::Kernel& kernel, Trial& trial);
+Result<void> run(const ops::Combine::Problem& problem, const ops::Combine::Kernel& kernel, Trial& trial);
 
 }  // namespace quern::worker::selftest

@@ -32,8 +32,11 @@ bool equal_shares(const std::vector<int32_t>& owner_of, int64_t num_owners) {
 }  // namespace
 
 ops::Embed::Problem reduced(ops::Embed::Problem p, int64_t cap) {
+  const int64_t behind = p.end_of_ids() - p.first_id - p.vocab_size;  // ids of ranks behind this one
   p.vocab_size = capped(p.vocab_size, cap);
   p.hidden = capped(p.hidden, cap);
+  p.first_id = capped(p.first_id, cap);
+  p.num_ids = p.first_id + p.vocab_size + capped(behind, cap);
   return p;
 }
 
@@ -114,5 +117,10 @@ ops::DraftRows::Problem reduced(ops::DraftRows::Problem p, int64_t cap) {
 }
 
 ops::StateCopy::Problem reduced(ops::StateCopy::Problem p, int64_t) { return p; }
+
+ops::Combine::Problem reduced(ops::Combine::Problem p, int64_t cap) {
+  p.hidden = capped(p.hidden, cap);
+  return p;
+}
 
 }  // namespace quern::worker::selftest

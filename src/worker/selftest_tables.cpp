@@ -9,9 +9,11 @@ namespace quern::worker::selftest {
 
 Result<void> run(const ops::Embed::Problem& p, const ops::Embed::Kernel& kernel, Trial& trial) {
   ASSIGN_OR_RETURN(const ops::LinearSource table, trial.linear({.out_features = p.vocab_size, .in_features = p.hidden, .scheme = p.scheme}));
-  ASSIGN_OR_RETURN(const ops::Buffer* packed, trial.pack(kernel, [&](ops::Buffer& buffer) { kernel.pack(table, buffer, trial.stream()); }));
+  ASSIGN_OR_RETURN(const ops::Buffer* packed, trial.pack(kernel, [&](ops::Buffer& buffer) {
+    if (p.vocab_size > 0) kernel.pack(table, buffer, trial.stream());
+  }));
   const Positions positions{.cursor = {1150, 0, 579}, .boundary = {1088, 0, 576}};
-  const auto vocab = static_cast<int32_t>(p.vocab_size);
+  const auto vocab = static_cast<int32_t>(p.end_of_ids());
   return trial.for_each_batch([&](ops::RowKind kind, int32_t n, const std::string& label) -> Result<void> {
     ASSIGN_OR_RETURN(Step step, trial.step(two_runs(kind, n), positions));
     ops::Rows& rows = step.rows;
@@ -37,10 +39,23 @@ Result<void> run(const ops::Embed::Problem& p, const ops::Embed::Kernel& kernel,
     RETURN_IF_ERROR(trial.keep("indices of " + label, rows.indices, 0));
     RETURN_IF_ERROR(trial.keep("positions of " + label, rows.positions, 0));
     RETURN_IF_ERROR(trial.keep(label, x, 0));
-    ASSIGN_OR_RETURN(const ops::TensorView ids, trial.tensor(DType::kI32, {n}, [&](int64_t i) { return (i * 37 + 11) % p.vocab_size; }));
+    ASSIGN_OR_RETURN(const ops::TensorView ids, trial.tensor(DType::kI32, {n}, [&](int64_t i) { return (i * 37 + 11) % vocab; }));
     ASSIGN_OR_RETURN(const ops::TensorView looked_up, trial.unwritten(p.activation, {n, p.hidden}));
     kernel.enqueue_lookup(ids, *packed, looked_up, launch);
     return trial.keep("look-up of " + label, looked_up, 0);
+  });
+}
+
+Result<void> run(const ops::Combine::Problem& p, const ops::Combine::Kernel& kernel, Trial& trial) {
+  return trial.for_each_batch([&](ops::RowKind, int32_t n, const std::string& label) -> Result<void> {
+    std::vector<ops::TensorView> partials;
+    for (int32_t rank = 0; rank < p.num_ranks; ++rank) {
+      ASSIGN_OR_RETURN(partials.emplace_back(), trial.uniform(p.activation, {n, p.hidden}, -1.0f, 1.0f));
+    }
+    ASSIGN_OR_RETURN(const ops::TensorView x, trial.uniform(p.activation, {n, p.hidden}, -1.0f, 1.0f));
+    ASSIGN_OR_RETURN(ops::Launch launch, trial.launch(kernel, n));
+    kernel.enqueue(partials, x, launch);
+    return trial.keep(label, x, 0);
   });
 }
 

@@ -8,8 +8,8 @@ Result<ops::TensorView> SequenceMemory::tensor(ops::Device& device, std::string_
   return ops::TensorView{buffers_.back().get(), 0, dtype, shape};
 }
 
-Result<SequenceMemory> SequenceMemory::allocate(const ExecutionPlan& plan, const Sizes& sizes, ops::Device& device, ops::Stream& stream) {
-  const model::ModelConfig& c = plan.config;
+Result<SequenceMemory> SequenceMemory::allocate(const ExecutionPlan& plan, const RankPlan& rank, const Sizes& sizes, ops::Device& device, ops::Stream& stream) {
+  const model::ModelConfig& c = rank.config;
   const WorkerLimits& limits = plan.limits;
   const int64_t slots = limits.num_slots, snapshots = limits.num_snapshots;
   SequenceMemory m;
@@ -20,13 +20,15 @@ Result<SequenceMemory> SequenceMemory::allocate(const ExecutionPlan& plan, const
   ASSIGN_OR_RETURN(m.tables.position_delta, m.tensor(device, "position deltas", DType::kI32, {slots}));
   ASSIGN_OR_RETURN(m.tables.drafts, m.tensor(device, "drafts", DType::kI32, {slots, std::max<int64_t>(limits.k_max, 1)}));
   ASSIGN_OR_RETURN(m.tables.block_tables, m.tensor(device, "block tables", DType::kI32, {slots, ceil_div(limits.max_model_len, ops::kGrid)}));
-  ASSIGN_OR_RETURN(m.sampler.params, m.tensor(device, "sampling parameters", DType::kU8, {slots, static_cast<int64_t>(sizeof(ops::SlotSampling))}));
-  ASSIGN_OR_RETURN(m.sampler.counts, m.tensor(device, "token counts", DType::kI32, {slots, c.vocab_size}));
-  ASSIGN_OR_RETURN(m.sampler.in_prompt, m.tensor(device, "prompt marks", DType::kU8, {slots, c.vocab_size}));
-  ASSIGN_OR_RETURN(m.hidden_window, m.tensor(device, "hidden window", plan.activation, {slots, sizes.hidden_window, c.hidden_size}));
-  ASSIGN_OR_RETURN(m.boundary_hidden, m.tensor(device, "boundary hidden", plan.activation, {slots, c.hidden_size}));
-  if (snapshots > 0) {
-    ASSIGN_OR_RETURN(m.snapshot_hidden_, m.tensor(device, "snapshots", plan.activation, {snapshots, c.hidden_size}));
+  if (rank.shard.last_stage()) {
+    ASSIGN_OR_RETURN(m.sampler.params, m.tensor(device, "sampling parameters", DType::kU8, {slots, static_cast<int64_t>(sizeof(ops::SlotSampling))}));
+    ASSIGN_OR_RETURN(m.sampler.counts, m.tensor(device, "token counts", DType::kI32, {slots, c.vocab_size}));
+    ASSIGN_OR_RETURN(m.sampler.in_prompt, m.tensor(device, "prompt marks", DType::kU8, {slots, c.vocab_size}));
+    ASSIGN_OR_RETURN(m.hidden_window, m.tensor(device, "hidden window", plan.activation, {slots, sizes.hidden_window, c.hidden_size}));
+    ASSIGN_OR_RETURN(m.boundary_hidden, m.tensor(device, "boundary hidden", plan.activation, {slots, c.hidden_size}));
+    if (snapshots > 0) {
+      ASSIGN_OR_RETURN(m.snapshot_hidden_, m.tensor(device, "snapshots", plan.activation, {snapshots, c.hidden_size}));
+    }
   }
 
   for (int64_t layer = 0; layer < sizes.num_linear_layers; ++layer) {
@@ -49,8 +51,8 @@ Result<SequenceMemory> SequenceMemory::allocate(const ExecutionPlan& plan, const
 
   std::vector<int64_t> attention_layers;
   for (int64_t i = 0; i < c.num_layers(); ++i)
-    if (c.layers[static_cast<size_t>(i)] == model::LayerType::kFullAttention) attention_layers.push_back(i);
-  if (plan.with_mtp) attention_layers.push_back(-1);
+    if (c.layers[static_cast<size_t>(i)] == model::LayerType::kFullAttention) attention_layers.push_back(rank.shard.layers.begin + i);
+  if (plan.with_mtp && rank.shard.last_stage()) attention_layers.push_back(-1);
   for (const int64_t layer : attention_layers) {
     ops::KvCacheView kv;
     const Shape shape{limits.num_blocks, c.num_key_value_heads, ops::kGrid, c.head_dim};
@@ -58,13 +60,13 @@ Result<SequenceMemory> SequenceMemory::allocate(const ExecutionPlan& plan, const
     ASSIGN_OR_RETURN(kv.v, m.tensor(device, "KV cache", plan.kv, shape));
     if (plan.kv == DType::kE4M3) {
       const auto heads = static_cast<size_t>(c.num_key_value_heads);
-      const auto scales = plan.inventory.kv_scales.find(layer);
+      const auto scales = rank.inventory.kv_scales.find(layer);
       const auto widen = [&](const std::vector<float>& stored) {
         if (stored.empty()) return std::vector<float>(heads, 1.0f);
         return stored.size() == 1 ? std::vector<float>(heads, stored[0]) : stored;
       };
-      const std::vector<float> k = widen(scales == plan.inventory.kv_scales.end() ? std::vector<float>{} : scales->second.k);
-      const std::vector<float> v = widen(scales == plan.inventory.kv_scales.end() ? std::vector<float>{} : scales->second.v);
+      const std::vector<float> k = widen(scales == rank.inventory.kv_scales.end() ? std::vector<float>{} : scales->second.k);
+      const std::vector<float> v = widen(scales == rank.inventory.kv_scales.end() ? std::vector<float>{} : scales->second.v);
       ASSIGN_OR_RETURN(kv.k_scale, m.tensor(device, "KV scales", DType::kF32, {c.num_key_value_heads}));
       ASSIGN_OR_RETURN(kv.v_scale, m.tensor(device, "KV scales", DType::kF32, {c.num_key_value_heads}));
       stream.copy_to_device(k.data(), kv.k_scale);
@@ -78,7 +80,8 @@ Result<SequenceMemory> SequenceMemory::allocate(const ExecutionPlan& plan, const
 
 void SequenceMemory::clear(int32_t slot, std::vector<ops::StateCopy::Copy>& copies) const {
   for (const ops::TensorView& table : {tables.cursor, tables.boundary, tables.last_token, tables.position_delta, tables.drafts}) copies.push_back({{}, table.at(slot)});
-  for (const ops::TensorView& table : {sampler.params, sampler.counts, sampler.in_prompt, hidden_window, boundary_hidden}) copies.push_back({{}, table.at(slot)});
+  for (const ops::TensorView& table : {sampler.params, sampler.counts, sampler.in_prompt, hidden_window, boundary_hidden})
+    if (!table.empty()) copies.push_back({{}, table.at(slot)});
   for (const ops::GdnStateView& g : gdn)
     for (const ops::TensorView& part : {g.state, g.conv_window, g.boundary_columns}) copies.push_back({{}, part.at(slot)});
 }
@@ -88,7 +91,7 @@ void SequenceMemory::snapshot(int32_t slot, int32_t snapshot, std::vector<ops::S
     copies.push_back({gdn[i].state.at(slot), snapshot_layers_[i].state.at(snapshot)});
     copies.push_back({gdn[i].boundary_columns.at(slot), snapshot_layers_[i].boundary_columns.at(snapshot)});
   }
-  copies.push_back({boundary_hidden.at(slot), snapshot_hidden_.at(snapshot)});
+  if (!snapshot_hidden_.empty()) copies.push_back({boundary_hidden.at(slot), snapshot_hidden_.at(snapshot)});
 }
 
 void SequenceMemory::fill_windows(int32_t slot, int32_t boundary, size_t layer, const ops::TensorView& columns, std::vector<ops::StateCopy::Copy>& copies) const {
@@ -107,13 +110,14 @@ void SequenceMemory::restore(int32_t slot, int32_t snapshot, int32_t boundary, s
     copies.push_back({columns, gdn[i].boundary_columns.at(slot)});
     fill_windows(slot, boundary, i, columns, copies);
   }
+  if (snapshot_hidden_.empty()) return;
   copies.push_back({snapshot_hidden_.at(snapshot), boundary_hidden.at(slot)});
   fill_hidden(slot, boundary, snapshot_hidden_.at(snapshot), copies);
 }
 
 void SequenceMemory::rewind(int32_t slot, int32_t boundary, std::vector<ops::StateCopy::Copy>& copies) const {
   for (size_t i = 0; i < gdn.size(); ++i) fill_windows(slot, boundary, i, gdn[i].boundary_columns.at(slot), copies);
-  fill_hidden(slot, boundary, boundary_hidden.at(slot), copies);
+  if (!boundary_hidden.empty()) fill_hidden(slot, boundary, boundary_hidden.at(slot), copies);
 }
 
 std::vector<ops::TensorView> SequenceMemory::block_parts(int32_t block) const {
@@ -123,7 +127,8 @@ std::vector<ops::TensorView> SequenceMemory::block_parts(int32_t block) const {
 }
 
 std::vector<ops::TensorView> SequenceMemory::snapshot_parts(int32_t snapshot) const {
-  std::vector<ops::TensorView> parts = {snapshot_hidden_.at(snapshot)};
+  std::vector<ops::TensorView> parts;
+  if (!snapshot_hidden_.empty()) parts.push_back(snapshot_hidden_.at(snapshot));
   for (const SnapshotLayer& layer : snapshot_layers_) parts.insert(parts.end(), {layer.state.at(snapshot), layer.boundary_columns.at(snapshot)});
   return parts;
 }

@@ -14,9 +14,10 @@ namespace quern::worker {
 /// Owned by the worker; used by its thread alone.
 class SequenceMemory {
  public:
-  static Result<SequenceMemory> allocate(const ExecutionPlan& plan, const Sizes& sizes, ops::Device& device, ops::Stream& stream);
+  static Result<SequenceMemory> allocate(const ExecutionPlan& plan, const RankPlan& rank, const Sizes& sizes, ops::Device& device, ops::Stream& stream);
 
   ops::SlotTables tables;
+  // Empty before the last stage of a pipeline: `sampler`, and the hidden states.
   ops::SamplerTables sampler;
   std::vector<ops::GdnStateView> gdn;      // by GDN layer
   std::vector<ops::KvCacheView> kv;        // by attention layer; the MTP layer's last

@@ -4,13 +4,17 @@
 
 namespace quern::worker {
 
-Sizes::Sizes(const model::ModelConfig& c, const Numerics& n, bool with_mtp) {
+Sizes::Sizes(const model::ModelConfig& c, const Shard& shard, const Numerics& n, bool with_mtp) {
   const auto activation = static_cast<int64_t>(dtype_size(n.activation));
   const auto ring = static_cast<int64_t>(dtype_size(n.ring));
   ring_rows = ops::kGrid + n.k_max + 1;
   window_columns = 3 + n.k_max + 1;
   channels = c.conv_channels();
-  hidden_window = n.k_max + 2;
+  const bool last = shard.last_stage();
+  with_mtp = with_mtp && last;
+  hidden_window = last ? n.k_max + 2 : 0;
+  sampled_vocab = last ? c.vocab_size : 0;
+  const int64_t boundary_hidden = last ? c.hidden_size : 0;
   num_linear_layers = c.num_linear_layers();
   num_attention_layers = c.num_attention_layers() + (with_mtp ? 1 : 0);
 
@@ -19,11 +23,11 @@ Sizes::Sizes(const model::ModelConfig& c, const Numerics& n, bool with_mtp) {
   ring_u_elements = ring_rows * c.linear_num_value_heads * c.linear_value_head_dim;
   ring_g_elements = ring_rows * c.linear_num_value_heads;
 
-  state_slot_bytes = static_cast<uint64_t>(num_linear_layers * (state_elements * 4 + 3 * channels * activation) + c.hidden_size * activation);
+  state_slot_bytes = static_cast<uint64_t>(num_linear_layers * (state_elements * 4 + 3 * channels * activation) + boundary_hidden * activation);
   ring_slot_bytes = static_cast<uint64_t>(
       num_linear_layers * ((ring_k_elements + ring_u_elements) * ring + ring_g_elements * 4 + window_columns * channels * activation) +
       hidden_window * c.hidden_size * activation);
-  sampler_slot_bytes = sizeof(ops::SlotSampling) + static_cast<uint64_t>(c.vocab_size) * 5;
+  sampler_slot_bytes = sizeof(ops::SlotSampling) + static_cast<uint64_t>(sampled_vocab) * 5;
   snapshot_bytes = state_slot_bytes;
   block_bytes = static_cast<uint64_t>(num_attention_layers * 2 * c.num_key_value_heads * ops::kGrid * c.head_dim) * dtype_size(n.kv);
 
@@ -33,8 +37,9 @@ Sizes::Sizes(const model::ModelConfig& c, const Numerics& n, bool with_mtp) {
   mlp_scratch = c.intermediate_size;
   scratch_elements = std::max({attention_scratch, gdn_scratch, mlp_scratch});
   const int64_t draft_rows = with_mtp ? 1 : 0;                                                 // embedding of the MTP layer
-  row_bytes = static_cast<uint64_t>((scratch_elements + (2 + draft_rows) * c.hidden_size) * activation + (7 + 10 * draft_rows) * 4);  // and tables
-  logits_row_bytes = static_cast<uint64_t>(c.vocab_size) * 4;
+  const int64_t partial = shard.tp_size > 1 ? 1 : 0;
+  row_bytes = static_cast<uint64_t>((scratch_elements + (1 + (last ? 1 : 0) + draft_rows + partial) * c.hidden_size) * activation + (7 + 10 * draft_rows) * 4);  // and tables
+  logits_row_bytes = static_cast<uint64_t>(sampled_vocab + (last && shard.tp_size > 1 ? shard.vocab.size() : 0)) * 4;
 }
 
 }  // namespace quern::worker

@@ -14,14 +14,16 @@ namespace quern::worker {
 inline constexpr size_t kKernelWorkspaceBytes = 64ull << 20;
 
 struct Sizes {
-  Sizes(const model::ModelConfig& config, const Numerics& numerics, bool with_mtp);
+  /// `config`: the rank's part of the model.
+  Sizes(const model::ModelConfig& config, const Shard& shard, const Numerics& numerics, bool with_mtp);
 
   // per GDN layer and slot
   int64_t ring_rows, window_columns, channels;
   int64_t state_elements, ring_k_elements, ring_u_elements, ring_g_elements;
   // counts of layers
   int64_t num_linear_layers, num_attention_layers;  // the latter with the MTP layer
-  int64_t hidden_window;                            // final hidden rows kept per slot
+  int64_t hidden_window;                            // final hidden rows kept per slot; 0: another stage has them
+  int64_t sampled_vocab;                            // ids that the sampler draws from; 0: another stage samples
 
   uint64_t state_slot_bytes;     // S, boundary columns and boundary hidden, all layers
   uint64_t ring_slot_bytes;      // rings, conv windows, hidden window, all layers
@@ -29,7 +31,7 @@ struct Sizes {
   uint64_t snapshot_bytes;       // of one snapshot: as state_slot_bytes
   uint64_t block_bytes;          // KV of 64 tokens, all layers
   uint64_t row_bytes;            // activations of one row
-  uint64_t logits_row_bytes;
+  uint64_t logits_row_bytes;     // where there are several ranks also their own part
   /// Elements of one row in the scratch that attention, GDN and MLP take turns with.
   int64_t attention_scratch, gdn_scratch, mlp_scratch, scratch_elements;
 

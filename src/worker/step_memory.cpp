@@ -35,8 +35,8 @@ Result<ops::TensorView> StepMemory::tensor(ops::Device& device, std::string_view
   return ops::TensorView{buffers_.back().get(), 0, dtype, shape};
 }
 
-Result<StepMemory> StepMemory::allocate(const ExecutionPlan& plan, const Sizes& sizes, size_t kernel_workspace_bytes, ops::Device& device) {
-  const model::ModelConfig& c = plan.config;
+Result<StepMemory> StepMemory::allocate(const ExecutionPlan& plan, const RankPlan& rank, const Sizes& sizes, size_t kernel_workspace_bytes, ops::Device& device) {
+  const model::ModelConfig& c = rank.config;
   const WorkerLimits& limits = plan.limits;
   const int64_t rows = limits.max_rows;
   StepMemory m;
@@ -55,6 +55,12 @@ Result<StepMemory> StepMemory::allocate(const ExecutionPlan& plan, const Sizes& 
   ASSIGN_OR_RETURN(m.indices, m.tensor(device, "step indices", DType::kI32, {rows}));
   ASSIGN_OR_RETURN(m.positions, m.tensor(device, "step positions", DType::kI32, {rows, 3}));
   ASSIGN_OR_RETURN(m.x, m.tensor(device, "residual", plan.activation, {rows, c.hidden_size}));
+  if (rank.shard.tp_size > 1) {
+    ASSIGN_OR_RETURN(m.partial, m.tensor(device, "partial sums", plan.activation, {rows, c.hidden_size}));
+  }
+  ASSIGN_OR_RETURN(m.scratch_, m.tensor(device, "activations", plan.activation, {rows * sizes.scratch_elements}));
+  ASSIGN_OR_RETURN(m.workspace, m.tensor(device, "kernel workspace", DType::kU8, {static_cast<int64_t>(std::max<size_t>(kernel_workspace_bytes, 64))}));
+  if (!rank.shard.last_stage()) return m;
   ASSIGN_OR_RETURN(m.hidden, m.tensor(device, "final hidden", plan.activation, {rows, c.hidden_size}));
   if (plan.with_mtp) {
     for (DraftPass& pass : m.draft_passes) {
@@ -68,11 +74,12 @@ Result<StepMemory> StepMemory::allocate(const ExecutionPlan& plan, const Sizes& 
     ASSIGN_OR_RETURN(m.last_rows, m.tensor(device, "last draft rows", DType::kI32, {runs}));
     m.drafts = table(m.results, layout.drafts, runs);
   }
-  ASSIGN_OR_RETURN(m.scratch_, m.tensor(device, "activations", plan.activation, {rows * sizes.scratch_elements}));
+  if (rank.shard.tp_size > 1) {
+    ASSIGN_OR_RETURN(m.own_logits, m.tensor(device, "logits", DType::kF32, {limits.max_logit_rows, rank.shard.vocab.size()}));
+  }
   ASSIGN_OR_RETURN(m.logits, m.tensor(device, "logits", DType::kF32, {limits.max_logit_rows, c.vocab_size}));
   ASSIGN_OR_RETURN(m.exported_rows, m.tensor(device, "exported rows", DType::kI32, {limits.max_logit_rows}));
   ASSIGN_OR_RETURN(m.masks, m.tensor(device, "grammar masks", DType::kI32, {limits.max_logit_rows, ceil_div(c.vocab_size, 32)}));
-  ASSIGN_OR_RETURN(m.workspace, m.tensor(device, "kernel workspace", DType::kU8, {static_cast<int64_t>(std::max<size_t>(kernel_workspace_bytes, 64))}));
   m.sampled.tokens = table(m.results, layout.tokens, runs);
   m.sampled.tokens.shape = Shape{runs, per_run};
   m.sampled.num_tokens = table(m.results, layout.num_tokens, runs);

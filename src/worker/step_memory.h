@@ -27,18 +27,23 @@ struct StepLayout {
 /// Where the rows of one step live on the device: tables, activations, logits, scratch. Made once, reused by every step.
 class StepMemory {
  public:
-  static Result<StepMemory> allocate(const ExecutionPlan& plan, const Sizes& sizes, size_t kernel_workspace_bytes, ops::Device& device);
+  static Result<StepMemory> allocate(const ExecutionPlan& plan, const RankPlan& rank, const Sizes& sizes, size_t kernel_workspace_bytes, ops::Device& device);
 
   ops::TensorView inputs, results;                 // i32: see StepLayout
   ops::TensorView tokens, indices, positions;      // i32 [max_rows], [max_rows], [max_rows, 3]
-  ops::TensorView x, hidden;                       // activation [max_rows, hidden]
+  ops::TensorView x;                               // activation [max_rows, hidden]
+  ops::TensorView partial;                         // likewise, with tensor parallelism: what this rank adds to x
+  // On the last stage.
+  ops::TensorView hidden;                          // activation [max_rows, hidden]
   ops::TensorView logits;                          // f32 [max_logit_rows, vocab]
+  ops::TensorView own_logits;                      // f32 [max_logit_rows, the rank's part of the vocabulary]; without tensor parallelism empty
   ops::TensorView exported_rows;                   // i32 [max_logit_rows]: rows whose logits go to the host
   ops::TensorView masks;                           // u32 as i32 [max_logit_rows, ceil(vocab / 32)]
-  ops::TensorView workspace;                       // u8
   ops::SampleOutput sampled;                       // partly in `results`
 
-  /// With MTP only. The rows of two successive passes, and the hidden states that a further pass begins with.
+  ops::TensorView workspace;                       // u8
+
+  /// With MTP, on the last stage. The rows of two successive passes, and the hidden states that a further pass begins with.
   struct DraftPass {
     ops::TensorView tokens, indices, positions;    // as above
   };

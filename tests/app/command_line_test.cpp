@@ -99,12 +99,11 @@ TEST(CommandLine, RefusesFloat16WithTheReason) {
   for (const char* name : {"float16", "half"}) EXPECT_THAT(Sample({"serve", "m", "--dtype", name}).message(), HasSubstr("65504")) << name;
 }
 
-TEST(CommandLine, RefusesSeveralRanksWithTheReason) {
-  for (const char* name : {"-tp", "--tensor-parallel-size", "--tensor_parallel_size", "-pp", "--pipeline-parallel-size"}) {
-    EXPECT_THAT(Sample({"serve", "m", name, "2"}).message(), HasSubstr("not supported yet")) << name;
-    EXPECT_TRUE(Sample({"serve", "m", name, "1"}).found) << name;
-  }
-  EXPECT_TRUE(Sample({"serve", "m", "-tp=1"}).found);
+TEST(CommandLine, TakesRanksUnderVllmsNames) {
+  for (const char* name : {"-tp", "--tensor-parallel-size", "--tensor_parallel_size"}) EXPECT_EQ(Sample({"serve", "m", name, "3"}).model.worker.tp_size, 3) << name;
+  for (const char* name : {"-pp", "--pipeline-parallel-size"}) EXPECT_EQ(Sample({"serve", "m", name, "2"}).model.worker.pp_size, 2) << name;
+  EXPECT_EQ(Sample({"serve", "m", "-tp=1"}).model.worker.tp_size, 1);
+  EXPECT_THAT(Sample({"serve", "m", "-tp", "0"}).message(), HasSubstr("0 is not in the range"));
 }
 
 TEST(CommandLine, TakesVllmsSpellings) {

@@ -7,6 +7,7 @@
 // whole product with --gtest_also_run_disabled_tests. That nothing passes because nothing happened is asserted on counters.
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <iostream>
 #include <map>
@@ -39,14 +40,21 @@ enum class Preempted : uint8_t { kNever, kSwapped, kRecomputed };
 constexpr Preempted kPreempted[] = {Preempted::kNever, Preempted::kSwapped, Preempted::kRecomputed};
 constexpr const char* kPreemptedNames[] = {"never preempted", "swapped", "recomputed"};
 
+/// How many devices share the model's layers, and in how many stages. Texts are the same within one number of ranks that share: stages never change bits.
+struct Ranks {
+  int32_t tp_size = 1, pp_size = 1;
+};
+
 /// One engine of the product; company, prefixes and sampling are gone through in it.
 struct Cell {
   int32_t cut = 0;
   Drafts drafts = kDrafts[0];
   Preempted preempted = Preempted::kNever;
   bool host = false;  // what is evicted goes to host memory
+  Ranks ranks = {};
   [[nodiscard]] std::string describe() const {
-    return fmt::format("cut {}, drafts {}, {}, {}", cut, drafts.name, kPreemptedNames[static_cast<size_t>(preempted)], host ? "host memory" : "no host memory");
+    return fmt::format("cut {}, drafts {}, {}, {}, tp {}, pp {}", cut, drafts.name, kPreemptedNames[static_cast<size_t>(preempted)], host ? "host memory" : "no host memory", ranks.tp_size,
+                       ranks.pp_size);
   }
 };
 
@@ -115,24 +123,33 @@ class Equality : public ::testing::Test {
   static void SetUpTestSuite() {
     folder_ = new quern::testing::TemporaryFolder();
     ASSERT_OK(quern::testing::tiny_reference(quern::testing::Scheme::kFp8Block, folder_->path() / "tiny"));
-    // What all others are compared with: one at a time, the prompt in one piece, nothing cached, nothing guessed, one step at a time.
-    RealEngineSetup setup = base_setup();
+  }
+  static void TearDownTestSuite() {
+    delete folder_;
+    folder_ = nullptr;
+    expected_.clear();
+  }
+
+  using Texts = std::array<std::vector<Text>, 2>;
+  /// What all others are compared with: one at a time, the prompt in one piece, nothing cached, nothing guessed, one step at a time, in one stage.
+  static const Texts& expected_of(int32_t tp_size) {
+    const auto [entry, fresh] = expected_.try_emplace(tp_size);
+    if (!fresh) return entry->second;
+    RealEngineSetup setup = base_setup({.tp_size = tp_size});
     setup.engine.steps_in_flight = 1;
     setup.engine.prefix_cache.enabled = false;
     setup.engine.speculation.method = SpeculationMethod::kNone;
     const auto engine = start_real_engine(setup);
     for (const bool other_end : {false, true})
-      for (int32_t i = 0; i < kNumTexts; ++i) expected_[other_end].push_back(read_outcome(**engine->submit(make_text(i, other_end))).text);
-  }
-  static void TearDownTestSuite() {
-    delete folder_;
-    folder_ = nullptr;
-    expected_[0].clear();
-    expected_[1].clear();
+      for (int32_t i = 0; i < kNumTexts; ++i) entry->second[other_end].push_back(read_outcome(**engine->submit(make_text(i, other_end))).text);
+    return entry->second;
   }
 
-  static RealEngineSetup base_setup() {
+  static RealEngineSetup base_setup(const Ranks& ranks = {}) {
     RealEngineSetup setup{.model_dir = folder_->path() / "tiny", .poison = kPoison};
+    setup.worker.tp_size = ranks.tp_size;
+    setup.worker.pp_size = ranks.pp_size;
+    if (ranks.tp_size * ranks.pp_size > 1) setup.worker.num_threads = 1;
     setup.worker.max_num_seqs = 16;
     setup.worker.max_model_len = 512;
     setup.worker.max_num_batched_tokens = 1024;
@@ -142,7 +159,7 @@ class Equality : public ::testing::Test {
   }
 
   static std::unique_ptr<Engine> start(const Cell& cell) {
-    RealEngineSetup setup = base_setup();
+    RealEngineSetup setup = base_setup(cell.ranks);
     setup.engine.long_prefill_token_threshold = cell.cut;
     setup.engine.speculation = {
         .method = cell.drafts.method, .num_speculative_tokens = cell.drafts.num_tokens, .prompt_lookup_min = 1, .prompt_lookup_max = 3, .adaptive = false};
@@ -151,26 +168,26 @@ class Equality : public ::testing::Test {
     return start_real_engine(setup);
   }
 
-  static void check(int32_t i, bool other_end, const Outcome& outcome) {
-    const Text& expected = expected_[other_end][static_cast<size_t>(i)];
+  static void check(int32_t i, bool other_end, const Outcome& outcome, const Ranks& ranks) {
+    const Text& expected = expected_of(ranks.tp_size)[other_end][static_cast<size_t>(i)];
     EXPECT_FALSE(outcome.finish.error.has_value()) << outcome.finish.error->message;
     EXPECT_TRUE(outcome.text == expected) << "text " << i << (other_end ? " with another end" : "") << ": they differ at "
                                           << difference(expected, outcome.text);
   }
-  static int32_t run_alone(Engine& engine, int32_t i, bool other_end) {
+  static int32_t run_alone(Engine& engine, int32_t i, bool other_end, const Ranks& ranks) {
     const Outcome outcome = read_outcome(**engine.submit(make_text(i, other_end)));
-    check(i, other_end, outcome);
+    check(i, other_end, outcome, ranks);
     return outcome.finish.usage.cached_tokens;
   }
 
   /// One request at a time: nothing cached, all of it, a part, and nothing again.
-  static void go_through_alone(Engine& engine) {
+  static void go_through_alone(Engine& engine, const Ranks& ranks) {
     for (const int32_t i : {4, 9}) {
       const auto length = static_cast<int32_t>(make_text(i, false).prompt.size());
-      EXPECT_EQ(run_alone(engine, i, false), 0);
-      EXPECT_GE(run_alone(engine, i, false), (length - 1) / 64 * 64);
-      EXPECT_LE(run_alone(engine, i, true), length * 2 / 3) << "as far as the prompts agree";
-      EXPECT_GE(run_alone(engine, i, true), (length - 1) / 64 * 64);
+      EXPECT_EQ(run_alone(engine, i, false, ranks), 0);
+      EXPECT_GE(run_alone(engine, i, false, ranks), (length - 1) / 64 * 64);
+      EXPECT_LE(run_alone(engine, i, true, ranks), length * 2 / 3) << "as far as the prompts agree";
+      EXPECT_GE(run_alone(engine, i, true, ranks), (length - 1) / 64 * 64);
     }
     // Others until nothing is left of the first on the device.
     const bool host = engine.stats().num_host_blocks > 0;
@@ -180,7 +197,7 @@ class Equality : public ::testing::Test {
       other.max_tokens = 1;
       read_outcome(**engine.submit(std::move(other)));
     }
-    const int32_t cached = run_alone(engine, 4, false);
+    const int32_t cached = run_alone(engine, 4, false, ranks);
     if (host) {
       EXPECT_GT(engine.stats().prefix_host_tokens, 0u);
     } else {
@@ -189,7 +206,7 @@ class Equality : public ::testing::Test {
   }
 
   /// Sixteen at once, three of them with NaN in all rows, which fail and come again as long as there is anybody to disturb.
-  static void go_through_together(Engine& engine, bool other_end) {
+  static void go_through_together(Engine& engine, bool other_end, const Ranks& ranks) {
     std::vector<std::unique_ptr<RequestStream>> streams, poisoned(kNumPoisoned);
     uint64_t num_poisoned = 0;
     const auto poison = [&](std::unique_ptr<RequestStream>& stream) {
@@ -216,14 +233,14 @@ class Equality : public ::testing::Test {
       }
       outcomes.push_back(read_outcome(*stream));
     }
-    for (int32_t i = 0; i < kNumTexts; ++i) check(i, other_end, outcomes[static_cast<size_t>(i)]);
+    for (int32_t i = 0; i < kNumTexts; ++i) check(i, other_end, outcomes[static_cast<size_t>(i)], ranks);
   }
 
   static void go_through(const Cell& cell, Counters& counters) {
     SCOPED_TRACE(cell.describe());
     const auto engine = start(cell);
-    if (cell.preempted == Preempted::kNever) go_through_alone(*engine);
-    for (const bool other_end : {false, false, true}) go_through_together(*engine, other_end);  // missed, hit, hit in part
+    if (cell.preempted == Preempted::kNever) go_through_alone(*engine, cell.ranks);
+    for (const bool other_end : {false, false, true}) go_through_together(*engine, other_end, cell.ranks);  // missed, hit, hit in part
     const EngineStats stats = settled(*engine);
     EXPECT_EQ(stats.num_free_blocks, stats.num_blocks);
     EXPECT_EQ(stats.num_preemptions > 0, cell.preempted != Preempted::kNever);
@@ -258,12 +275,27 @@ class Equality : public ::testing::Test {
   }
 
   static inline quern::testing::TemporaryFolder* folder_ = nullptr;
-  static inline std::vector<Text> expected_[2];
+  static inline std::map<int32_t, Texts> expected_;  // by tp_size
 };
 
 TEST_F(Equality, OfEveryPair) {
   Counters counters;
   for (const Cell& cell : every_pair()) go_through(cell, counters);
+  expect_that_it_happened(counters);
+}
+
+/// On several devices: with every kind of preemption, and together with several kinds of draft; three ranks once.
+TEST_F(Equality, OfModelsSharedOutAndInStages) {
+  Counters counters;
+  size_t number = 0;
+  for (const Ranks& ranks : {Ranks{2, 1}, Ranks{3, 1}, Ranks{2, 2}})
+    for (const Preempted preempted : kPreempted) {
+      if (ranks.tp_size == 3 && preempted != Preempted::kSwapped) continue;
+      constexpr Drafts kOwn[] = {kDrafts[4], kDrafts[1], kDrafts[5], kDrafts[2]};
+      go_through({.cut = kCuts[number % std::size(kCuts)], .drafts = kOwn[number % std::size(kOwn)], .preempted = preempted, .host = preempted != Preempted::kRecomputed, .ranks = ranks},
+                 counters);
+      ++number;
+    }
   expect_that_it_happened(counters);
 }
 

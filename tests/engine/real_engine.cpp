@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <bit>
 #include <iostream>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
 
-#include "backends/platforms.h"
 #include "base/float_convert.h"
-#include "worker/device_worker.h"
-#include "worker/model_runner.h"
 
 namespace quern::engine::testing {
 namespace {
@@ -29,26 +27,20 @@ class PoisonedSource final : public weights::WeightSource {
     ASSIGN_OR_RETURN(auto copy, device.allocate(table.size_bytes(), "a poisoned embedding"));
     std::copy_n(table.data<std::byte>(), table.size_bytes(), copy->address());
     table = {copy.get(), 0, table.dtype, table.shape};
-    std::fill_n(table.at(token_).data<uint16_t>(), table.shape[1], uint16_t{0x7fc0});
+    const int64_t row = token_ - slice.row_begin;  // of the rank that has it
+    if (row >= 0 && row < table.shape[0]) std::fill_n(table.at(row).data<uint16_t>(), table.shape[1], uint16_t{0x7fc0});
     staged.buffers.push_back(std::move(copy));
     return staged;
   }
-  Result<weights::StagedTensor> vector(std::string_view name, ops::Device& device, ops::Stream& stream) override { return sound_->vector(name, device, stream); }
+  Result<weights::StagedTensor> vector(std::string_view name, const weights::Slice& slice, ops::Device& device, ops::Stream& stream) override {
+    return sound_->vector(name, slice, device, stream);
+  }
   void done_with(std::string_view name) override { sound_->done_with(name); }
 
  private:
   const std::unique_ptr<weights::WeightSource> sound_;
   const int32_t token_;
 };
-
-/// As worker::start_workers, from a poisoned checkpoint.
-Result<std::unique_ptr<worker::WorkerGroup>> start_poisoned(const worker::ExecutionPlan& plan, int32_t token) {
-  ASSIGN_OR_RETURN(std::unique_ptr<ops::Device> device, backends::open_device(plan.options.device, {.num_threads = plan.options.num_threads, .quantizes_activations = plan.options.quantize_activations}));
-  ASSIGN_OR_RETURN(auto sound, weights::open_weights(plan.options.model_dir, plan.config, plan.options.load));
-  PoisonedSource source(std::move(sound), token);
-  ASSIGN_OR_RETURN(auto runner, worker::ModelRunner::create(plan, source, backends::kernel_table(device->traits().platform), {}, *device, {}));
-  return std::unique_ptr<worker::WorkerGroup>(std::make_unique<worker::DeviceWorker>(plan.limits, std::move(device), std::move(runner)));
-}
 
 }  // namespace
 
@@ -58,7 +50,7 @@ std::unique_ptr<Engine> start_real_engine(RealEngineSetup setup) {
   Result<worker::ExecutionPlan> plan = worker::make_plan(setup.worker);
   EXPECT_OK(plan);
   if (setup.num_blocks > 0) {
-    setup.worker.kv_cache_memory_bytes = static_cast<uint64_t>(setup.num_blocks) * plan->memory.block_bytes;
+    setup.worker.kv_cache_memory_bytes = plan->kv_bytes_for(setup.num_blocks);
     plan = worker::make_plan(setup.worker);
     EXPECT_OK(plan);
     EXPECT_EQ(plan->limits.num_blocks, setup.num_blocks);
@@ -71,7 +63,13 @@ std::unique_ptr<Engine> start_real_engine(RealEngineSetup setup) {
   }
   const std::string text = fmt::format("{}: {}", plan->config.name, fmt::join(candidates, ", "));
   if (shown.insert(text).second) std::cout << text << "\n";
-  auto workers = setup.poison < 0 ? worker::start_workers(*plan) : start_poisoned(*plan, setup.poison);
+  std::optional<PoisonedSource> poisoned;
+  if (setup.poison >= 0) {
+    auto sound = weights::open_weights(plan->options.model_dir, plan->config, plan->options.load);
+    EXPECT_OK(sound);
+    poisoned.emplace(std::move(*sound), setup.poison);
+  }
+  auto workers = worker::start_workers(*plan, {}, nullptr, poisoned ? &*poisoned : nullptr);
   EXPECT_OK(workers);
   setup.engine.max_num_batched_tokens = setup.worker.max_num_batched_tokens;
   return Engine::start(std::move(*workers), setup.engine);

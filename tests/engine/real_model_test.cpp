@@ -70,7 +70,7 @@ class RealModel : public ::testing::Test {
     options.num_threads = 2;
     auto plan = worker::make_plan(options);
     EXPECT_OK(plan);
-    options.kv_cache_memory_bytes = static_cast<uint64_t>(num_blocks) * plan->memory.block_bytes;
+    options.kv_cache_memory_bytes = plan->kv_bytes_for(num_blocks);
     plan = worker::make_plan(options);
     EXPECT_OK(plan);
     EXPECT_EQ(plan->limits.num_blocks, num_blocks);

@@ -282,7 +282,7 @@ std::string staging_error(MadeCheckpoint& made, std::string_view name, const Sli
   quern::testing::HostDevice device(true);
   auto stream = device.make_stream();
   if (name.find("norm") != std::string_view::npos) {
-    const auto staged = (*source)->vector(name, device, **stream);
+    const auto staged = (*source)->vector(name, {}, device, **stream);
     return staged ? "no error" : staged.error().message;
   }
   const auto staged = (*source)->linear(name, slice, device, **stream);

@@ -171,8 +171,11 @@ inline std::vector<float> cut(const std::vector<float>& whole, int64_t columns, 
   std::vector<float> part;
   const int64_t row_end = s.row_end < 0 ? static_cast<int64_t>(whole.size()) / columns : s.row_end,
                 column_end = s.column_end < 0 ? columns : s.column_end;
-  for (int64_t r = s.row_begin; r < row_end; ++r)
-    for (int64_t c = s.column_begin; c < column_end; ++c) part.push_back(whole[static_cast<size_t>(r * columns + c)]);
+  std::vector<Range> pieces{{s.row_begin, row_end}};
+  pieces.insert(pieces.end(), s.further_rows.begin(), s.further_rows.end());
+  for (const Range& piece : pieces)
+    for (int64_t r = piece.begin; r < piece.end; ++r)
+      for (int64_t c = s.column_begin; c < column_end; ++c) part.push_back(whole[static_cast<size_t>(r * columns + c)]);
   return part;
 }
 

@@ -156,7 +156,7 @@ TEST_P(Quantize, KeepsWhatReleasedCheckpointsKeep) {
   quern::testing::HostDevice device(true);
   auto stream = device.make_stream();
   for (const auto& [name, vector] : (*source)->inventory().vectors) {
-    auto staged = (*source)->vector(name, device, **stream);
+    auto staged = (*source)->vector(name, {}, device, **stream);
     ASSERT_OK(staged);
     const std::vector<std::byte> before = made_.bytes(name);
     ASSERT_EQ(staged->view.size_bytes(), before.size()) << name;

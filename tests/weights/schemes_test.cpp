@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "weights/made_checkpoint.h"
+#include "weights/slices.h"
 
 namespace quern::weights {
 namespace {
@@ -116,9 +117,40 @@ TEST(Schemes, StageTheNumbersThatAreStored) {
                                    Slice{rows / 3, rows / 3 + 2, 5, columns - 3}, Slice{rows / 2, rows / 2, 0, -1}}) {
           EXPECT_EQ(stage(**source, name, slice, in_place), cut(whole, columns, slice));
         }
+        // Pieces, joined: on scale blocks, then with a joint where the blocks end by chance, as those of a small model's heads do.
+        const int64_t block = std::min<int64_t>(128, rows);
+        if (rows < 16) continue;
+        for (const Slice& slice : {Slice{0, block, 0, -1, {{block, rows}}}, Slice{rows / 3, rows / 3 + 1, 3, -1, {{rows / 3 + 1, rows / 3 + 2}, {rows / 3 + 2, rows / 3 + 2}}},
+                                   Slice{block - 7, block - 5, 0, -1, {{block - 2, block}, {block, std::min(rows, block + 9)}}}}) {
+          EXPECT_EQ(stage(**source, name, slice, in_place), cut(whole, columns, slice));
+        }
       }
     }
   }
+}
+
+TEST(Schemes, RefusePiecesWhoseScaleBlocksDoNotMeetOnOneGrid) {
+  const auto offset_of = [](const Slice& slice, int64_t rows, int64_t first = 0) {
+    const auto found = scale_rows_of(RowPieces(slice, rows), first);
+    return found ? found->offset : -1;
+  };
+  EXPECT_EQ(offset_of({0, 128, 0, -1, {{256, 384}, {512, 520}}}, 640), 0);
+  EXPECT_EQ(offset_of({0, 16, 0, -1, {{32, 48}, {112, 160}}}, 160), 80);  // 16 + 16 + 16 rows of the first block, 32 of the second
+  EXPECT_EQ(offset_of({0, 16, 0, -1, {{120, 140}, {300, 310}}}, 640), -1);
+  EXPECT_EQ(offset_of({100, 130}, 640, 30), 2);
+  EXPECT_EQ(offset_of({4, 4}, 640), 0);
+
+  MadeCheckpoint made(SynthScheme::kBlockFp8);
+  const auto source = made.open();
+  ASSERT_OK(source);
+  quern::testing::HostDevice device(/*in_place=*/true);
+  auto stream = device.make_stream();
+  const std::string name = "layers.0.mlp.up_proj.weight";
+  ASSERT_GT((*source)->inventory().linears.at(name).out_features, 256);
+  const auto staged = (*source)->linear(name, {0, 16, 0, -1, {{120, 140}, {250, 260}}}, device, **stream);
+  ASSERT_FALSE(staged);
+  EXPECT_THAT(staged.error().message, ::testing::HasSubstr("up_proj"));
+  EXPECT_THAT(staged.error().message, ::testing::HasSubstr("one grid of 128"));
 }
 
 TEST(Schemes, NeedNoMemoryOfTheirOwnWhereTheDeviceReadsTheFile) {
@@ -186,7 +218,7 @@ TEST(Schemes, AcceptF32Gates) {
   EXPECT_EQ((*source)->inventory().vectors.at("layers.0.linear_attn.dt_bias").first, DType::kBF16);
   quern::testing::HostDevice device(false);
   auto stream = device.make_stream();
-  const auto staged = (*source)->vector("layers.0.linear_attn.A_log", device, **stream);
+  const auto staged = (*source)->vector("layers.0.linear_attn.A_log", {}, device, **stream);
   ASSERT_OK(staged);
   EXPECT_OK((*stream)->finish());
   const std::vector<float> values = made.values("layers.0.linear_attn.A_log");

@@ -176,16 +176,32 @@ TEST(DummySource, MakesWhatAGeneratedCheckpointOfTheSameSeedHolds) {
       EXPECT_EQ(stage(**dummy, name), stage(**stored, name)) << name;
       const Slice slice{linear.out_features / 2, -1, linear.in_features / 3, -1};
       EXPECT_EQ(stage(**dummy, name, slice, false), stage(**stored, name, slice)) << name;
+      const Slice pieces{0, linear.out_features / 4, 0, -1, {{linear.out_features / 4, linear.out_features / 2}, {linear.out_features - 1, linear.out_features}}};
+      if (linear.scheme != ops::WeightScheme::kFp8Block) {
+        EXPECT_EQ(stage(**dummy, name, pieces, false), stage(**stored, name, pieces)) << name;
+      }
     }
     quern::testing::HostDevice device(false);
     auto stream = device.make_stream();
     for (const auto& [name, vector] : (*dummy)->inventory().vectors) {
-      const auto a = (*dummy)->vector(name, device, **stream), b = (*stored)->vector(name, device, **stream);
+      const auto a = (*dummy)->vector(name, {}, device, **stream), b = (*stored)->vector(name, {}, device, **stream);
       ASSERT_OK(a);
       ASSERT_OK(b);
       ASSERT_OK((*stream)->finish());
       EXPECT_EQ(a->view.shape, b->view.shape) << name;
       EXPECT_EQ(std::memcmp(a->view.data<std::byte>(), b->view.data<std::byte>(), a->view.size_bytes()), 0) << name;
+      // Pieces of the first extent, joined.
+      const int64_t rows = vector.second[0], half = rows / 2;
+      const Slice pieces{half, rows, 0, -1, {{0, half}}};
+      const auto c = (*dummy)->vector(name, pieces, device, **stream), d = (*stored)->vector(name, pieces, device, **stream);
+      ASSERT_OK(c);
+      ASSERT_OK(d);
+      ASSERT_OK((*stream)->finish());
+      EXPECT_EQ(d->view.shape, b->view.shape) << name;
+      EXPECT_EQ(std::memcmp(c->view.data<std::byte>(), d->view.data<std::byte>(), d->view.size_bytes()), 0) << name;
+      const size_t front = b->view.size_bytes() / static_cast<size_t>(rows) * static_cast<size_t>(half), back = b->view.size_bytes() - front;
+      EXPECT_EQ(std::memcmp(d->view.data<std::byte>(), b->view.data<std::byte>() + front, back), 0) << name;
+      EXPECT_EQ(std::memcmp(d->view.data<std::byte>() + back, b->view.data<std::byte>(), front), 0) << name;
     }
   }
 }

@@ -14,7 +14,7 @@ Result<ExecutionPlan> plan_27b(std::string_view config_file, std::string_view de
   ASSIGN_OR_RETURN(model::ModelConfig config, model::parse_config(json, "Qwen3.6-27B"));
   ASSIGN_OR_RETURN(weights::Inventory inventory, weights::inventory_from_config(config, options.load));
   ASSIGN_OR_RETURN(const ops::DeviceTraits traits, backends::traits_by_name(device));
-  return make_plan(options, std::move(config), std::move(inventory), traits);
+  return make_plan(options, std::move(config), std::move(inventory), {traits});
 }
 
 constexpr CardRates kCard{.read_bandwidth = 400e9, .issue_rate = 300e9, .num_cores = 20};

@@ -97,12 +97,24 @@ void expect_same(const Job& a, const Job& b) {
   EXPECT_EQ(0, std::memcmp(a.logprobs.data(), b.logprobs.data(), a.logprobs.size() * sizeof(float)));
 }
 
-class Invariance : public ::testing::TestWithParam<ModelDType> {
+/// The ranks that a model is shared out to; what is the same is the same within one number of them.
+struct Setting {
+  const char* name;
+  ModelDType dtype;
+  int32_t tp_size = 1, pp_size = 1;
+};
+
+class Invariance : public ::testing::TestWithParam<Setting> {
  protected:
+  void SetUp() override {
+    if (!has_devices(GetParam().tp_size * GetParam().pp_size)) GTEST_SKIP() << "this machine has fewer devices like " << device_under_test();
+  }
   [[nodiscard]] WorkerOptions options(int32_t threads = 2, int32_t seqs = 16) const {
     WorkerOptions o;
-    o.dtype = GetParam();
-    o.num_threads = threads;
+    o.dtype = GetParam().dtype;
+    o.tp_size = GetParam().tp_size;
+    o.pp_size = GetParam().pp_size;
+    o.num_threads = o.tp_size * o.pp_size == 1 ? threads : 1;
     o.max_num_seqs = seqs;
     o.max_num_batched_tokens = 4096;
     return o;
@@ -304,8 +316,10 @@ TEST_P(Invariance, StepsThatAreLaidOutForReplayGiveTheSameBits) {
   for (size_t i = 0; i < kNumJobs; ++i) expect_same(results[0][i], results[1][i]);
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, Invariance, ::testing::Values(ModelDType::kBFloat16, ModelDType::kFloat32),
-                         [](const auto& test) { return test.param == ModelDType::kFloat32 ? "float32" : "bfloat16"; });
+INSTANTIATE_TEST_SUITE_P(Settings, Invariance,
+                         ::testing::Values(Setting{"bfloat16", ModelDType::kBFloat16}, Setting{"float32", ModelDType::kFloat32}, Setting{"tp2", ModelDType::kBFloat16, 2},
+                                           Setting{"tp3", ModelDType::kBFloat16, 3}, Setting{"tp2_pp2", ModelDType::kBFloat16, 2, 2}),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace quern::worker

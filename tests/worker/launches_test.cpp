@@ -27,8 +27,8 @@ TEST(Launches, OfAStepAreThoseThatTheCandidatesDeclare) {
   quern::testing::TemporaryFolder folder;
   ASSERT_OK(quern::testing::second_reference(quern::testing::Scheme::kFp8Block, folder.path()));
   TestRunner runner(folder.path(), {.load = {.with_mtp = false}, .dtype = ModelDType::kBFloat16});
-  ASSERT_TRUE(runner.runner);
-  const std::atomic<uint64_t>& launches = opencl::opencl_device(*runner.device).context().num_launches;
+  ASSERT_TRUE(runner.ready());
+  const std::atomic<uint64_t>& launches = opencl::opencl_device(*runner.devices[0]).context().num_launches;
   runner.start(1);
 
   const auto of_step = [&](RowKind kind, int32_t num_rows, int32_t index) {

@@ -1,8 +1,11 @@
 #include "worker/plan.h"
 
+#include <iostream>
+
 #include "backends/platforms.h"
 #include "base/json.h"
 #include "support/test_support.h"
+#include "worker/rank_devices.h"
 
 namespace quern::worker {
 namespace {
@@ -14,8 +17,9 @@ Result<ExecutionPlan> plan_27b(std::string_view config_file, std::string_view de
   ASSIGN_OR_RETURN(const Json json, read_json_file(quern::testing::data_path(fmt::format("qwen3.6-27b/{}", config_file))));
   ASSIGN_OR_RETURN(model::ModelConfig config, model::parse_config(json, "Qwen3.6-27B"));
   ASSIGN_OR_RETURN(weights::Inventory inventory, weights::inventory_from_config(config, options.load));
+  options.device = device;
   ASSIGN_OR_RETURN(const ops::DeviceTraits traits, backends::traits_by_name(device));
-  return make_plan(options, std::move(config), std::move(inventory), traits);
+  return make_plan(options, std::move(config), std::move(inventory), {traits});
 }
 
 constexpr double kGiB = 1ull << 30;
@@ -39,7 +43,7 @@ TEST(Plan, ActivationsThatStayFloatTakeNoKernelForQuantisedOnes) {
     weights::Inventory inventory = weights::inventory_from_config(config, options.load).value();
     ops::DeviceTraits traits = backends::traits_by_name("h200").value();
     traits.device_code = true;  // also in builds without nvcc
-    const auto plan = make_plan(options, std::move(config), std::move(inventory), traits);
+    const auto plan = make_plan(options, std::move(config), std::move(inventory), {traits});
     EXPECT_OK(plan);
     EXPECT_EQ(plan->traits.fp8_matrix, quantize_activations);
     for (const OpChoice& choice : plan->choices)
@@ -124,12 +128,12 @@ TEST(Plan, ClampsSequencesWithANoteInsteadOfFailing) {
 TEST(Plan, RefusesOptionsThatContradictTheModelAllAtOnce) {
   WorkerOptions options;
   options.max_model_len = 300000;
-  options.tp_size = 2;
+  options.tp_size = 25;
   options.memory_utilization = 1.5;
   const auto plan = plan_27b("config.fp8.json", "h200", options);
   ASSERT_FALSE(plan);
   EXPECT_THAT(plan.error().message, HasSubstr("262144"));
-  EXPECT_THAT(plan.error().message, HasSubstr("-tp 2"));
+  EXPECT_THAT(plan.error().message, HasSubstr("-tp 25: Qwen3.6-27B has 24 query heads"));
   EXPECT_THAT(plan.error().message, HasSubstr("1.5"));
 }
 
@@ -157,6 +161,119 @@ TEST(Plan, RefusesAKernelNameThatThePlatformDoesNotHave) {
   const auto plan = plan_27b("config.fp8.json", "cpu", options);
   ASSERT_FALSE(plan);
   EXPECT_THAT(plan.error().message, HasSubstr("cpu.plain"));
+}
+
+Result<ExecutionPlan> plan_ranks(std::string_view config_file, std::string device, int32_t tp_size, int32_t pp_size) {
+  WorkerOptions options;
+  options.tp_size = tp_size;
+  options.pp_size = pp_size;
+  return plan_27b(config_file, device, options);
+}
+
+TEST(Plan, FitsTheLayoutsThatTheCardsAreBoughtFor) {
+  // model-spec.md section 5: weights of the fullest rank, text and MTP head, in GiB; and what is left for a context.
+  struct Case {
+    const char *config, *card;
+    int32_t tp_size, pp_size;
+    double weights;
+    int64_t kv_tokens;  // at least
+  };
+  for (const Case& c : {Case{"config.fp8.json", "b60", 2, 1, 13.72 + 0.22 + 0.05, 100'000}, Case{"config.fp8.json", "b70", 4, 1, 6.86 + 0.11 + 0.08, 262'144},
+                        Case{"config.fp8.json", "b70", 3, 1, 9.29 + 0.15 + 0.07, 262'144}, Case{"config.static.json", "b70", 2, 1, 16.30, 100'000},
+                        Case{"config.static.json", "b70", 4, 1, 8.15, 262'144}}) {
+    SCOPED_TRACE(::testing::Message() << c.config << ", " << c.card << ", tp " << c.tp_size << ", pp " << c.pp_size);
+    WorkerOptions options;
+    options.tp_size = c.tp_size;
+    options.pp_size = c.pp_size;
+    if (std::string_view(c.config) == "config.static.json") options.load.with_mtp = false;  // that release has no head
+    const auto plan = plan_27b(c.config, c.card, options);
+    ASSERT_OK(plan);
+    EXPECT_TRUE(plan->fits) << plan->verdict;
+    EXPECT_EQ(plan->refusals(), "");
+    ASSERT_EQ(std::ssize(plan->ranks), c.tp_size * c.pp_size);
+    EXPECT_NEAR(static_cast<double>(plan->ranks[0].memory.weights_bytes) / kGiB, c.weights, 0.15);
+    EXPECT_GE(int64_t{plan->limits.num_blocks} * 64, c.kv_tokens) << plan->verdict;
+    for (const RankPlan& rank : plan->ranks) {
+      EXPECT_LE(rank.memory.total_bytes(), rank.memory.budget_bytes);
+      EXPECT_GT(rank.memory.margin_bytes(), 0);
+    }
+    std::cout << fmt::format("{} on {} x {}, tp {} pp {}: {}, margin {:.2f} GiB\n", c.config, c.tp_size * c.pp_size, c.card, c.tp_size, c.pp_size, plan->verdict,
+                             static_cast<double>(plan->memory.margin_bytes()) / kGiB);
+  }
+}
+
+TEST(Plan, PutsTheStagesWhereTheyReadAsMuch) {
+  for (const bool with_mtp : {true, false}) {
+    WorkerOptions options;
+    options.pp_size = 2;
+    options.load.with_mtp = with_mtp;
+    const auto plan = plan_27b("config.fp8.json", "b70", options);
+    ASSERT_OK(plan);
+    EXPECT_TRUE(plan->fits) << plan->verdict;
+    ASSERT_EQ(plan->ranks.size(), 2u);
+    EXPECT_EQ(plan->ranks[0].shard.layers.end, plan->ranks[1].shard.layers.begin);
+    EXPECT_EQ(plan->ranks[1].shard.layers.end, 64);
+    EXPECT_EQ(plan->limits.num_stages, 2);
+    // Within a layer of each other; the head counts, the embedding does not.
+    EXPECT_NEAR(plan->ranks[0].decode_bytes_per_token, plan->ranks[1].decode_bytes_per_token + (with_mtp ? 0.44 * kGiB : 0), 0.4 * kGiB);
+    EXPECT_GT(plan->ranks[0].shard.layers.size(), 34);
+  }
+}
+
+TEST(Plan, SaysOfTwoStagesOnSmallCardsWhetherTheyFit) {
+  const auto plan = plan_ranks("config.fp8.json", "b60", 1, 2);
+  ASSERT_OK(plan);
+  EXPECT_TRUE(plan->fits) << plan->verdict;
+  std::cout << fmt::format("config.fp8.json on 2 x b60, pp 2: {}, margin {:.2f} GiB, layers {} + {}\n", plan->verdict, static_cast<double>(plan->memory.margin_bytes()) / kGiB,
+                           plan->ranks[0].shard.layers.size(), plan->ranks[1].shard.layers.size());
+  const auto wide = plan_ranks("config.json", "b60", 2, 1);
+  ASSERT_OK(wide);
+  EXPECT_FALSE(wide->fits);
+  EXPECT_THAT(wide->verdict, HasSubstr("rank 0 (b60)"));
+  EXPECT_LT(wide->memory.margin_bytes(), 0);
+}
+
+TEST(Plan, AgreesOnWhatEveryRankHasRoomFor) {
+  // Uneven stages: what is common is what the fuller one holds.
+  const auto plan = plan_ranks("config.fp8.json", "b60", 1, 2);
+  ASSERT_OK(plan);
+  for (const RankPlan& rank : plan->ranks) EXPECT_EQ(rank.memory.kv_bytes, static_cast<uint64_t>(plan->limits.num_blocks) * rank.memory.block_bytes);
+  EXPECT_EQ(plan->limits.block_bytes, plan->ranks[0].memory.block_bytes + plan->ranks[1].memory.block_bytes);
+  EXPECT_EQ(plan->ranks[0].memory.sampler_bytes, static_cast<uint64_t>(plan->limits.num_slots) * sizeof(ops::SlotSampling)) << "the last stage samples";
+  WorkerOptions options;
+  options.pp_size = 2;
+  options.kv_cache_memory_bytes = plan->kv_bytes_for(100);
+  const auto hundred = plan_27b("config.fp8.json", "b60", options);
+  ASSERT_OK(hundred);
+  EXPECT_EQ(hundred->limits.num_blocks, 100);
+}
+
+TEST(Plan, RefusesRanksThatCannotWorkTogether) {
+  const auto refusal = [](std::string device, int32_t tp_size, int32_t pp_size) -> std::string {
+    const auto devices = rank_devices(device, tp_size, pp_size);
+    if (!devices) return devices.error().message;
+    const auto traits = traits_of_ranks(*devices, tp_size);
+    return traits ? "" : traits.error().message;
+  };
+  EXPECT_THAT(refusal("b60,b60,b60", 2, 1), HasSubstr("names 3 devices, but -tp 2 -pp 1 run on 2"));
+  EXPECT_THAT(refusal("cuda:0,cuda:1", 1, 1), HasSubstr("names 2 devices, but -tp 1 -pp 1 runs on 1"));
+  EXPECT_THAT(refusal("cuda:1,cuda:1", 2, 1), HasSubstr("cuda:1 is named twice"));
+  EXPECT_THAT(refusal("b60,b70", 2, 1), HasSubstr("same kind of device"));
+  EXPECT_THAT(refusal("b60,h200", 1, 2), HasSubstr("two platforms"));
+  EXPECT_THAT(refusal("cpu:0,,cpu:1", 3, 1), HasSubstr("a name is missing"));
+  EXPECT_EQ(refusal("b60,b70", 1, 2), "") << "stages may differ";
+  EXPECT_EQ(refusal("b60", 2, 2), "");
+}
+
+TEST(Plan, LetsDevicesFollowTheFirst) {
+  const auto names = [](std::string_view device, int32_t tp_size, int32_t pp_size) { return rank_devices(device, tp_size, pp_size).value(); };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(names("cuda", 2, 2), (Names{"cuda:0", "cuda:1", "cuda:2", "cuda:3"}));
+  EXPECT_EQ(names("cuda:2", 2, 1), (Names{"cuda:2", "cuda:3"}));
+  EXPECT_EQ(names("cpu", 1, 1), (Names{"cpu"}));
+  EXPECT_EQ(names("cpu", 3, 1), (Names{"cpu:0", "cpu:1", "cpu:2"}));
+  EXPECT_EQ(names("b60", 1, 2), (Names{"b60", "b60"}));
+  EXPECT_EQ(names("cuda:3,cuda:1", 1, 2), (Names{"cuda:3", "cuda:1"}));
 }
 
 }  // namespace

@@ -13,6 +13,12 @@ namespace {
 
 using quern::testing::Scheme;
 
+/// Ranks that share layers, and stages.
+struct Layout {
+  int32_t tp_size = 1, pp_size = 1;
+};
+constexpr Layout kLayouts[] = {{2, 1}, {3, 1}, {4, 1}, {1, 2}, {1, 4}, {2, 2}};
+
 struct Reference {
   const char* name;     // folder in tests/data
   bool has_logit_ids;   // logits are given for chosen ids only
@@ -108,16 +114,16 @@ std::vector<int32_t> positions_of(const Json& want) {
 }
 
 /// The references know no quantised activations.
-void check_reference(const Reference& reference, Scheme scheme, ModelDType dtype, std::initializer_list<int32_t> chunks) {
+void check_reference(const Reference& reference, Scheme scheme, ModelDType dtype, std::initializer_list<int32_t> chunks, const Layout& layout = {}) {
   const Json& file = expected(reference);
   const Json& want = scheme_of(file, scheme);
   const auto tokens = file["tokens"].get<std::vector<int32_t>>();
   const Json* ids = reference.has_logit_ids ? &file["logit_ids"] : nullptr;
 
-  TestRunner runner(checkpoint(reference, scheme), {.dtype = dtype, .quantize_activations = false});
-  ASSERT_TRUE(runner.runner);
+  TestRunner runner(checkpoint(reference, scheme), {.dtype = dtype, .tp_size = layout.tp_size, .pp_size = layout.pp_size, .quantize_activations = false});
+  ASSERT_TRUE(runner.ready());
   for (const int32_t chunk : chunks) {
-    SCOPED_TRACE(::testing::Message() << reference.name << " chunk " << chunk);
+    SCOPED_TRACE(::testing::Message() << reference.name << " chunk " << chunk << ", tp " << layout.tp_size << ", pp " << layout.pp_size);
     const Distance distance = distance_from(want["positions"], logits_at(runner, tokens, chunk, positions_of(want["positions"])), ids);
     ::testing::Test::RecordProperty("worst", std::to_string(distance.worst));
     if (dtype == ModelDType::kFloat32) {
@@ -127,11 +133,11 @@ void check_reference(const Reference& reference, Scheme scheme, ModelDType dtype
       EXPECT_LE(distance.worst, 0.25);
       EXPECT_GT(distance.rms(), 1e-4) << "bf16 activations leave a trace; this looks like float32";
     }
-    if (dtype != ModelDType::kFloat32) continue;
+    if (dtype != ModelDType::kFloat32 || layout.tp_size * layout.pp_size > 1) continue;
 
     // Recurrent state of layer 0 after all tokens.
     const Json& state = want["state_after_all_tokens"];
-    auto dump = runner.runner->dump_state(1, 0);
+    auto dump = runner.by_rank[0]->dump_state(1, 0);
     ASSERT_OK(dump);
     const auto sums = state["layer0_S_sum_per_head"].get<std::vector<double>>();
     const size_t per_head = dump->state.size() / sums.size();
@@ -174,8 +180,8 @@ TEST(Reference, SecondInBfloat16MeetsTheBf16Bar) {
 /// rounded in the same way (tools/reference), 0.13.
 TEST(Reference, SecondWithQuantisedActivationsErrsAsMuchAsTheirEmulation) {
   TestRunner runner(checkpoint(kSecond, Scheme::kFp8Block), {.dtype = ModelDType::kBFloat16});
-  ASSERT_TRUE(runner.runner);
-  if (!runner.device->traits().fp8_matrix) GTEST_SKIP() << runner.device->traits().name << " has no FP8 matrix units";
+  ASSERT_TRUE(runner.ready());
+  if (!runner.traits.fp8_matrix) GTEST_SKIP() << runner.traits.name << " has no FP8 matrix units";
   for (const OpChoice& choice : runner.plan.choices) {
     if (choice.op == "mlp_in" || choice.op == "down_residual" || choice.op == "gdn_in" || choice.op == "attn_in") {
       EXPECT_EQ(choice.candidate, "cuda.sm90") << choice.op;
@@ -202,14 +208,14 @@ TEST(Reference, SecondWithQuantisedActivationsErrsAsMuchAsTheirEmulation) {
 }
 
 /// Prompt in pieces with the MTP layer's KV filled; the last step proposes two drafts, whose logits the references list.
-void check_drafts(const Reference& reference, Scheme scheme, int32_t chunk) {
-  SCOPED_TRACE(::testing::Message() << reference.name << " chunk " << chunk);
+void check_drafts(const Reference& reference, Scheme scheme, int32_t chunk, const Layout& layout = {}) {
+  SCOPED_TRACE(::testing::Message() << reference.name << " chunk " << chunk << ", tp " << layout.tp_size << ", pp " << layout.pp_size);
   const Json& file = expected(reference);
   const Json& want = scheme_of(file, scheme)["mtp"];
   const Json* ids = reference.has_logit_ids ? &file["logit_ids"] : nullptr;
   const auto tokens = file["tokens"].get<std::vector<int32_t>>();
-  TestRunner runner(checkpoint(reference, scheme), {.dtype = ModelDType::kFloat32});
-  ASSERT_TRUE(runner.runner);
+  TestRunner runner(checkpoint(reference, scheme), {.dtype = ModelDType::kFloat32, .tp_size = layout.tp_size, .pp_size = layout.pp_size});
+  ASSERT_TRUE(runner.ready());
   runner.start(2);
   const auto last = static_cast<int32_t>(tokens.size()) - 1;  // its row is not computed: the pair (x_last, h_(last - 1)) ends the references
   RunResult final_run;
@@ -243,6 +249,45 @@ TEST(Reference, MtpDraftsMeetTheReferencesForEveryChunk) {
   }
   check_drafts(kSecond, Scheme::kBf16, 64);
   check_drafts(kSecond, Scheme::kFp8Block, 1000);
+}
+
+// The same on several devices: heads, columns and ids shared out evenly and not, layers in stages.
+
+TEST(Reference, ModelsSharedOutOrInStagesMeetTheReferencesAsOneDeviceDoes) {
+  if (!has_devices(2)) GTEST_SKIP() << "one " << device_under_test();
+  for (const Layout& layout : kLayouts)
+    for (const Scheme scheme : {Scheme::kBf16, Scheme::kFp8Block}) {
+      if (!has_devices(layout.tp_size * layout.pp_size)) continue;
+      check_reference(kTiny, scheme, ModelDType::kFloat32, {7, 64}, layout);
+      check_reference(kTiny, scheme, ModelDType::kBFloat16, {64}, layout);
+      check_reference(kSecond, scheme, ModelDType::kFloat32, {64}, layout);
+    }
+  check_reference(kSecond, Scheme::kFp8Block, ModelDType::kBFloat16, {64}, has_devices(3) ? Layout{3, 1} : Layout{2, 1});
+}
+
+TEST(Reference, DraftsOfModelsSharedOutOrInStagesMeetTheReferences) {
+  if (!has_devices(2)) GTEST_SKIP() << "one " << device_under_test();
+  for (const Layout& layout : kLayouts)
+    for (const Scheme scheme : {Scheme::kBf16, Scheme::kFp8Block})
+      if (has_devices(layout.tp_size * layout.pp_size)) check_drafts(kTiny, scheme, 64, layout);
+  check_drafts(kSecond, Scheme::kFp8Block, 1000, has_devices(4) ? Layout{2, 2} : Layout{2, 1});
+}
+
+TEST(Reference, StagesGiveTheBitsOfOneDevice) {
+  if (!has_devices(2)) GTEST_SKIP() << "one " << device_under_test();
+  const auto tokens = expected(kTiny)["tokens"].get<std::vector<int32_t>>();
+  const std::vector<int32_t> positions = {0, 63, 64, 100, 149};
+  for (const int32_t tp_size : {1, 2}) {
+    std::map<int32_t, std::vector<float>> whole;
+    for (const int32_t pp_size : {1, 2, 4}) {
+      if (tp_size * pp_size > 4 || !has_devices(tp_size * pp_size)) continue;
+      TestRunner runner(checkpoint(kTiny, Scheme::kFp8Block), {.tp_size = tp_size, .pp_size = pp_size});
+      ASSERT_TRUE(runner.ready());
+      const auto found = logits_at(runner, tokens, 64, positions);
+      if (pp_size == 1) whole = found;
+      else EXPECT_EQ(found, whole) << "tp " << tp_size << ", pp " << pp_size;
+    }
+  }
 }
 
 }  // namespace

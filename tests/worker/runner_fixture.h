@@ -10,6 +10,8 @@
 #include "support/test_support.h"
 #include "worker/model_runner.h"
 #include "worker/plan.h"
+#include "worker/rank_devices.h"
+#include "worker/rank_group.h"
 
 namespace quern::worker {
 
@@ -19,7 +21,30 @@ inline std::string device_under_test() {
   return name != nullptr ? name : "cpu";
 }
 
-/// One model on that device, driven with StepPlans by hand.
+/// Whether the machine has so many of that device. The CPU shares itself out.
+inline bool has_devices(int32_t count) {
+  const std::string platform = device_under_test().substr(0, device_under_test().find(':'));
+  if (platform == "cpu") return true;
+  static int32_t found = 1;  // main() has opened the first
+  while (found < count && backends::open_device(fmt::format("{}:{}", platform, found), {})) ++found;
+  return found >= count;
+}
+
+/// Devices of all ranks of a plan, joined.
+inline Result<JoinedDevices> join_devices(const ExecutionPlan& plan, bool records = false) {
+  JoinedDevices joined;
+  std::vector<std::string> names;
+  for (const RankPlan& rank : plan.ranks) names.push_back(rank.device);
+  const backends::DeviceOptions options{
+      .num_threads = plan.options.num_threads, .num_sharing = num_sharing_cpu(names), .records = records, .quantizes_activations = plan.options.quantize_activations};
+  for (const std::string& name : names) {
+    ASSIGN_OR_RETURN(joined.devices.emplace_back(), backends::open_device(name, options));
+  }
+  RETURN_IF_ERROR(join_ranks(plan, joined));
+  return joined;
+}
+
+/// One model on that device, or on several of its kind, driven with StepPlans by hand.
 class TestRunner {
  public:
   explicit TestRunner(const std::filesystem::path& model_dir, WorkerOptions options = {}, bool records = false) {
@@ -35,20 +60,39 @@ class TestRunner {
     plan = std::move(*made_plan);
     EXPECT_TRUE(plan.fits) << plan.verdict;
     EXPECT_EQ(plan.refusals(), "");
-    device = std::move(backends::open_device(options.device, {.num_threads = options.num_threads, .records = records, .quantizes_activations = options.quantize_activations})).value();
+    auto joined = join_devices(plan, records);
+    if (!joined) {
+      ADD_FAILURE() << joined.error().message;
+      return;
+    }
+    traits = joined->devices[0]->traits();
     auto source = weights::open_weights(model_dir, plan.config, options.load);
     if (!source) {
       ADD_FAILURE() << source.error().message;
       return;
     }
-    auto made = ModelRunner::create(plan, **source, backends::kernel_table(device->traits().platform), {}, *device, {});
-    if (!made) ADD_FAILURE() << made.error().message;
-    else runner = std::move(*made);
+    std::vector<std::unique_ptr<ModelRunner>> runners;
+    for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
+      auto made = ModelRunner::create(
+          plan, rank, **source,
+          {.table = backends::kernel_table(plan.traits.platform), .rules = {}, .device = *joined->devices[rank], .links = joined->links(rank), .progress = {}});
+      if (!made) {
+        ADD_FAILURE() << made.error().message;
+        return;
+      }
+      runners.push_back(std::move(*made));
+    }
+    for (const auto& each : runners) by_rank.push_back(each.get());
+    for (const auto& each : joined->devices) devices.push_back(each.get());
+    group = std::make_unique<RankGroup>(plan, std::move(*joined), std::move(runners));
   }
+
+  [[nodiscard]] bool ready() const { return group != nullptr; }
 
   StepResult run(StepPlan step) {
     step.step = next_step_++;
-    StepResult result = runner->run(step, [] { return StepMasks{}; });
+    group->submit(std::move(step));
+    StepResult result = group->wait();
     EXPECT_FALSE(result.error.has_value()) << result.error->message;
     return result;
   }
@@ -66,8 +110,10 @@ class TestRunner {
   }
 
   ExecutionPlan plan;
-  std::unique_ptr<ops::Device> device;
-  std::unique_ptr<ModelRunner> runner;
+  ops::DeviceTraits traits;
+  std::unique_ptr<RankGroup> group;
+  std::vector<ModelRunner*> by_rank;  // the group's; at rest between steps
+  std::vector<ops::Device*> devices;
 
  private:
   uint64_t next_step_ = 1;

@@ -66,13 +66,13 @@ class SelfTest : public ::testing::Test {
     ASSERT_OK(config);
     auto inventory = weights::inventory_from_config(*config, {});
     ASSERT_OK(inventory);
-    auto plan = make_plan(options_, std::move(*config), std::move(*inventory), device_->traits());
+    auto plan = make_plan(options_, std::move(*config), std::move(*inventory), {device_->traits()});
     ASSERT_OK(plan);
     plan_ = std::move(*plan);
   }
 
   SelfTestReport report(const ops::SelectionRules& rules = {}) {
-    auto report = self_test(plan_, table_, rules, *device_);
+    auto report = self_test(plan_, plan_.ranks[0], table_, rules, *device_);
     EXPECT_OK(report);
     return report ? *report : SelfTestReport{};
   }
@@ -656,7 +656,7 @@ TEST_F(SelfTest, APlainThatMisreadsOneCodeStopsTheStart) {
   };
   const ops::Candidate<ops::DownResidual> list[] = {{"cpu.plain", plain<ops::DownResidual>().accepts, make<OneCode, ops::DownResidual>}};
   table_.down_residual = list;
-  const auto failed = self_test(plan_, table_, {}, *device_);
+  const auto failed = self_test(plan_, plan_.ranks[0], table_, {}, *device_);
   ASSERT_FALSE(failed.has_value());
   EXPECT_THAT(failed.error().message, AllOf(HasSubstr("cpu.plain cannot be used"), HasSubstr("0x81")));
 }

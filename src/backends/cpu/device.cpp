@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -67,8 +68,13 @@ class BorrowedBuffer final : public ops::Buffer {
 
 }  // namespace
 
-Device::Device(int num_threads, bool records)
-    : traits_(host_traits()), pool_(num_threads > 0 ? num_threads : usable_cores()), records_(records), allocated_(std::make_shared<std::atomic<size_t>>(0)) {}
+Device::Device(int num_threads, bool records, int num_sharing)
+    : traits_(host_traits()),
+      pool_(num_threads > 0 ? num_threads : std::max(usable_cores() / num_sharing, 1)),
+      records_(records),
+      allocated_(std::make_shared<std::atomic<size_t>>(0)) {
+  traits_.memory_bytes /= static_cast<uint64_t>(num_sharing);
+}
 
 Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::string_view purpose) {
   const size_t used = allocated_bytes();

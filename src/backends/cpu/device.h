@@ -8,11 +8,11 @@
 
 namespace quern::cpu {
 
-/// The host as a device: memory is host memory, a Stream runs what it is given at once. Used by one worker thread.
+/// The host, or a part of its threads and memory, as a device: memory is host memory, a Stream runs what it is given at once. Used by one worker thread.
 class Device final : public ops::Device {
  public:
-  /// `num_threads` 0: one per usable core. `records`: for tests of steps that are laid out for replay.
-  explicit Device(int num_threads, bool records = false);
+  /// `num_threads` 0: one per usable core. `records`: for tests of steps that are laid out for replay. `num_sharing` devices share the machine: each has its part of cores and memory.
+  explicit Device(int num_threads, bool records = false, int num_sharing = 1);
 
   [[nodiscard]] const ops::DeviceTraits& traits() const override { return traits_; }
   /// 64-byte aligned. Pages of large buffers take memory when they are first touched; what was promised is limited by memory_bytes.

@@ -18,10 +18,11 @@ using quern::testing::data_path;
 
 std::filesystem::path model_dir() { return std::filesystem::path(QUERN_SOURCE_DIR) / "models" / "quern-demo"; }
 
-/// The first questions of one file of tests/data/demo, and how many right answers are asked for.
+/// The first questions of one file of tests/data/demo, and how many right answers are asked for; the ranks that share layers, and stages.
 struct QuestionFile {
   const char* name;
   size_t num_questions, min_right;
+  int32_t tp_size = 1, pp_size = 1;
 };
 
 struct Answer {
@@ -92,7 +93,9 @@ class DemoModel : public ::testing::TestWithParam<QuestionFile> {
     options.max_num_seqs = 8;
     options.max_model_len = 4608;
     options.kv_cache_memory_bytes = uint64_t{96} << 20;  // 8 sequences of 4,608 tokens of 2 KiB are 72 MiB
-    options.num_threads = 2;
+    options.tp_size = GetParam().tp_size;
+    options.pp_size = GetParam().pp_size;
+    options.num_threads = options.tp_size * options.pp_size == 1 ? 2 : 1;
     const auto plan = worker::make_plan(options);
     ASSERT_OK(plan);
     auto workers = worker::start_workers(*plan);
@@ -161,6 +164,10 @@ INSTANTIATE_TEST_SUITE_P(Questions, DemoModel,
                          ::testing::Values(QuestionFile{"arithmetic", 40, 38}, QuestionFile{"recall_1k", 10, 9},
                                            QuestionFile{"recall_4k", 2, 1}, QuestionFile{"tool_call", 12, 10}, QuestionFile{"chat", 10, 9}),
                          [](const auto& file) { return std::string(file.param.name); });
+INSTANTIATE_TEST_SUITE_P(QuestionsToRanks, DemoModel,
+                         ::testing::Values(QuestionFile{"arithmetic", 40, 38, 2, 1}, QuestionFile{"chat", 10, 9, 3, 1}, QuestionFile{"tool_call", 12, 10, 1, 2},
+                                           QuestionFile{"recall_1k", 5, 4, 2, 2}),
+                         [](const auto& file) { return fmt::format("{}_tp{}_pp{}", file.param.name, file.param.tp_size, file.param.pp_size); });
 
 /// The first draft after each token, judged by the model's own greedy choice; docs/quality.md has larger samples.
 TEST(DemoModelDrafts, AreAcceptedOnTextAndMoreSoOnStructuredOutput) {

@@ -1,0 +1,116 @@
+#include "worker/rank_group.h"
+
+#include <algorithm>
+
+#include "backends/platforms.h"
+#include "base/log.h"
+
+namespace quern::worker {
+namespace {
+
+/// Joins ranks first, first + stride, ... first + (count - 1) stride; `ends` gets their ends.
+Result<void> join(const JoinedDevices& joined, const ops::CollectiveOptions& options, size_t first, size_t count, size_t stride,
+                  std::vector<std::unique_ptr<ops::Collective>>& ends) {
+  std::vector<ops::Device*> devices;
+  for (size_t i = 0; i < count; ++i) devices.push_back(joined.devices[first + i * stride].get());
+  ASSIGN_OR_RETURN(auto group, backends::connect(devices, options));
+  for (size_t i = 0; i < count; ++i) ends[first + i * stride] = std::move(group[i]);
+  return {};
+}
+
+}  // namespace
+
+Result<void> join_ranks(const ExecutionPlan& plan, JoinedDevices& joined) {
+  ops::CollectiveOptions options = plan.options.collective;
+  const size_t step_bytes = static_cast<size_t>(plan.limits.max_rows * plan.config.hidden_size) * dtype_size(plan.activation);
+  options.max_message_bytes = std::min(options.max_message_bytes, std::max(step_bytes, size_t{256} << 10));  // no message needs more; memory for messages follows
+  // Ranks on a CPU compute for seconds where a card takes milliseconds, and perhaps share their cores with others.
+  if (plan.traits.platform == ops::Platform::kCpu) options.deadline *= 6;
+  const auto tp_size = static_cast<size_t>(plan.options.tp_size), pp_size = static_cast<size_t>(plan.options.pp_size);
+  joined.stage.resize(plan.ranks.size());
+  joined.pipeline.resize(plan.ranks.size());
+  if (tp_size > 1)
+    for (size_t stage = 0; stage < pp_size; ++stage) RETURN_IF_ERROR(join(joined, options, stage * tp_size, tp_size, 1, joined.stage));
+  if (pp_size > 1)
+    for (size_t tp_rank = 0; tp_rank < tp_size; ++tp_rank) RETURN_IF_ERROR(join(joined, options, tp_rank, pp_size, tp_size, joined.pipeline));
+  return {};
+}
+
+RankGroup::RankGroup(const ExecutionPlan& plan, JoinedDevices devices, std::vector<std::unique_ptr<ModelRunner>> runners)
+    : limits_(plan.limits),
+      first_of_last_stage_(runners.size() - static_cast<size_t>(plan.options.tp_size)),
+      devices_(std::move(devices)),
+      num_done_(runners.size()) {
+  if (limits_.num_stages > 1) slots_.emplace(limits_.num_slots, limits_.k_max);
+  for (const RankPlan& rank : plan.ranks) names_.push_back(rank.device);
+  for (size_t rank = 0; rank < runners.size(); ++rank)
+    workers_.push_back(std::make_unique<DeviceWorker>(std::move(runners[rank]), [this, rank](StepResult result) { take(rank, std::move(result)); }));
+}
+
+RankGroup::~RankGroup() {
+  results_.close();
+  for (const auto& worker : workers_) worker->close();  // all before any is waited for: they wait for each other
+  for (const auto& worker : workers_) worker->join();   // all before any goes: one that fails tells the others
+}
+
+void RankGroup::submit(StepPlan plan) {
+  RankStep step{.plan = std::make_shared<const StepPlan>(std::move(plan))};
+  {
+    const std::lock_guard lock(mutex_);
+    pending_.push_back({.num_missing = workers_.size()});
+  }
+  if (slots_) {
+    for (const auto& other : in_flight_)
+      for (const StepRun& run : step.plan->runs)
+        CHECK_MSG(std::none_of(other->runs.begin(), other->runs.end(), [&](const StepRun& earlier) { return earlier.slot == run.slot; }), "a sequence has one step in flight in a pipeline");
+    slots_->apply(step.plan->state_ops);
+    in_flight_.push_back(step.plan);
+    step.slots = std::make_shared<const SlotValues>(*slots_);
+  }
+  for (size_t rank = 0; rank < workers_.size(); ++rank) workers_[rank]->submit(rank < first_of_last_stage_ ? step : RankStep{.plan = step.plan});
+}
+
+void RankGroup::submit_masks(StepMasks masks) {
+  for (size_t rank = first_of_last_stage_; rank < workers_.size(); ++rank) workers_[rank]->submit_masks(masks);
+}
+
+StepResult RankGroup::wait() {
+  std::optional<StepResult> result = finished(results_.pop());
+  CHECK(result.has_value());
+  return std::move(*result);
+}
+
+std::optional<StepResult> RankGroup::finished(std::optional<StepResult> result) {
+  if (!result || !slots_) return result;
+  slots_->advance(*in_flight_.front(), *result);
+  in_flight_.pop_front();
+  return result;
+}
+
+/// One result of all ranks' of a step.
+void RankGroup::take(size_t rank, StepResult result) {
+  if (result.error) fail(rank, *result.error);
+  const std::lock_guard lock(mutex_);
+  Pending& step = pending_[num_done_[rank]++];
+  step.failed = step.failed || result.error.has_value();
+  if (rank == first_of_last_stage_) step.result = std::move(result);
+  if (--step.num_missing > 0) return;
+  // Ranks bring their results in order, so that what is complete is the oldest.
+  if (step.failed) step.result.error = failure_;
+  static_cast<void>(results_.push(std::move(step.result)));
+  pending_.pop_front();
+  for (size_t& done : num_done_) --done;
+}
+
+void RankGroup::fail(size_t rank, const Error& error) {
+  Error first = names_.size() == 1 ? error : make_error(error.code, "rank {} ({}): {}", rank, names_[rank], error.message);
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = first;
+  }
+  if (names_.size() > 1) log_error("{}; the other ranks are told to give up", first.message);
+  for (const auto& worker : workers_) worker->abort(first);
+}
+
+}  // namespace quern::worker

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "ops/collective.h"
+#include "worker/device_worker.h"
+#include "worker/plan.h"
+#include "worker/worker_group.h"
+
+namespace quern::worker {
+
+/// Devices of all ranks and what joins them, in the order of ExecutionPlan::ranks.
+struct JoinedDevices {
+  std::vector<std::unique_ptr<ops::Device>> devices;
+  std::vector<std::unique_ptr<ops::Collective>> stage, pipeline;  // null where a rank is alone in it
+  [[nodiscard]] RankLinks links(size_t rank) const { return {stage[rank].get(), pipeline[rank].get()}; }
+};
+
+/// Joins devices that are open: those of each stage, and those of each tp_rank along the pipeline.
+Result<void> join_ranks(const ExecutionPlan& plan, JoinedDevices& joined);
+
+/// All ranks in this process, one DeviceWorker each. Every step goes to all of them; what the first rank of the last stage says of it counts. A rank that fails fails the step and all that
+/// follow, and wakes the ranks that wait for it.
+class RankGroup final : public WorkerGroup {
+ public:
+  RankGroup(const ExecutionPlan& plan, JoinedDevices devices, std::vector<std::unique_ptr<ModelRunner>> runners);
+  ~RankGroup() override;
+
+  [[nodiscard]] const WorkerLimits& limits() const override { return limits_; }
+  void submit(StepPlan plan) override;
+  void submit_masks(StepMasks masks) override;
+  StepResult wait() override;
+  std::optional<StepResult> wait_or_wake() override { return finished(results_.pop_or_wake()); }
+  void wake() override { results_.wake(); }
+  std::optional<StepResult> poll() override { return finished(results_.try_pop()); }
+
+ private:
+  /// A step that not all ranks have done.
+  struct Pending {
+    size_t num_missing = 0;
+    StepResult result;
+    bool failed = false;
+  };
+  void take(size_t rank, StepResult result);
+  void fail(size_t rank, const Error& error);
+  /// What the engine sees of a result.
+  std::optional<StepResult> finished(std::optional<StepResult> result);
+
+  static constexpr size_t kQueueLength = 72;  // more steps than an engine keeps in flight
+  WorkerLimits limits_;
+  size_t first_of_last_stage_;                             // the rank that reports
+  std::vector<std::string> names_;                         // of the ranks' devices
+  JoinedDevices devices_;                                  // outlive the workers
+  std::deque<std::shared_ptr<const StepPlan>> in_flight_;  // of a pipeline; the engine's thread alone uses it and slots_
+  std::optional<SlotValues> slots_;                        // of a pipeline
+  BoundedQueue<StepResult> results_{kQueueLength};         // of steps that all ranks have done
+  std::mutex mutex_;                                       // of what follows
+  std::deque<Pending> pending_;
+  std::vector<size_t> num_done_;                           // of the pending steps, by each rank
+  std::optional<Error> failure_;                           // the first
+  std::vector<std::unique_ptr<DeviceWorker>> workers_;
+};
+
+}  // namespace quern::worker

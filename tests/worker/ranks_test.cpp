@@ -1,0 +1,241 @@
+// Models on several devices: transports, schemes, and ranks that fail. (Against references: reference_test.cpp; bits: invariance_test.cpp.)
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "base/hash.h"
+#include "synth_checkpoint/synth.h"
+#include "worker/runner_fixture.h"
+
+namespace quern::worker {
+namespace {
+
+using quern::testing::Scheme;
+using ::testing::HasSubstr;
+
+std::filesystem::path tiny_fp8() {
+  static quern::testing::TemporaryFolder folder;
+  const auto path = folder.path() / "tiny";
+  if (!std::filesystem::exists(path)) {
+    EXPECT_OK(quern::testing::tiny_reference(Scheme::kFp8Block, path));
+  }
+  return path;
+}
+
+std::vector<int32_t> random_tokens(uint64_t seed, int32_t n) {
+  SplitMix64 random(seed);
+  std::vector<int32_t> tokens(static_cast<size_t>(n));
+  for (int32_t& t : tokens) t = static_cast<int32_t>(random.next() % 320);
+  return tokens;
+}
+
+/// Logits of the last row of a prompt of 100 tokens and of 10 decode rows behind it.
+std::vector<std::vector<float>> some_logits(TestRunner& runner) {
+  const std::vector<int32_t> tokens = random_tokens(5, 110);
+  runner.start(1);
+  std::vector<std::vector<float>> logits;
+  const auto compute = [&](RowKind kind, int32_t begin, int32_t end) {
+    StepRun run = given_rows(1, kind, std::span(tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)), begin);
+    run.want = Want::kLogits;
+    run.logit_rows = {end - begin - 1};
+    StepPlan step;
+    step.runs.push_back(run);
+    logits.push_back(std::move(runner.run(step).runs.at(0).logits.at(0)));
+  };
+  compute(RowKind::kPrompt, 0, 100);
+  for (int32_t i = 100; i < 110; ++i) compute(RowKind::kDecode, i, i + 1);
+  return logits;
+}
+
+TEST(Ranks, GiveTheSameBitsOverEveryTransportAndInEveryRun) {
+  for (const auto& [tp_size, pp_size] : {std::pair{2, 1}, {3, 1}, {2, 2}}) {
+    std::vector<std::vector<float>> first;
+    for (const char* transport : {"direct", "staged", "staged", "direct"}) {
+      WorkerOptions options{.tp_size = tp_size, .pp_size = pp_size};
+      options.collective.transport = transport;
+      TestRunner runner(tiny_fp8(), options);
+      ASSERT_TRUE(runner.ready());
+      const auto found = some_logits(runner);
+      if (first.empty()) first = found;
+      EXPECT_EQ(found, first) << transport << ", tp " << tp_size << ", pp " << pp_size;
+    }
+  }
+}
+
+/// Every scheme that a checkpoint may have, and BF16 that is quantized while loading: what the ranks compute together is what one computes.
+TEST(Ranks, ComputeWhatOneDeviceComputesInEveryScheme) {
+  using tools::SynthScheme;
+  struct Case {
+    const char* name;
+    SynthScheme scheme;
+    bool quantize = false;
+  };
+  for (const Case& c : {Case{"bf16", SynthScheme::kBf16}, Case{"bf16, quantized while loading", SynthScheme::kBf16, true}, Case{"block fp8", SynthScheme::kBlockFp8},
+                        Case{"block fp8 with vocabulary", SynthScheme::kBlockFp8Vocab}, Case{"static fp8", SynthScheme::kStaticFp8}, Case{"channel fp8", SynthScheme::kChannelFp8},
+                        Case{"mixed", SynthScheme::kMixed}}) {
+    SCOPED_TRACE(c.name);
+    const quern::testing::TemporaryFolder folder;
+    tools::SynthOptions made;
+    made.config = tools::preset_config("tiny").value();
+    made.scheme = c.scheme;
+    made.text_files = false;
+    made.seed = 3;
+    ASSERT_OK(tools::write_checkpoint(made, folder.path()));
+    std::vector<std::vector<float>> whole;
+    for (const auto& [tp_size, pp_size] : {std::pair{1, 1}, {2, 1}, {3, 1}, {4, 1}, {1, 2}}) {
+      WorkerOptions options{.dtype = ModelDType::kFloat32, .tp_size = tp_size, .pp_size = pp_size};
+      options.load.quantize_fp8 = c.quantize;
+      TestRunner runner(folder.path(), options);
+      ASSERT_TRUE(runner.ready());
+      const auto found = some_logits(runner);
+      if (whole.empty()) whole = found;
+      double worst = 0, largest = 0;
+      for (size_t row = 0; row < whole.size(); ++row)
+        for (size_t i = 0; i < whole[row].size(); ++i) {
+          worst = std::max(worst, std::fabs(static_cast<double>(found[row][i]) - whole[row][i]));
+          largest = std::max(largest, std::fabs(static_cast<double>(whole[row][i])));
+        }
+      EXPECT_GT(largest, 0.1);
+      EXPECT_LE(worst, tp_size == 1 ? 0 : 1e-4 * largest) << "tp " << tp_size << ", pp " << pp_size;
+    }
+  }
+}
+
+/// A checkpoint on a rank whose memory ends at some tensor.
+class SourceWithoutRoom final : public weights::WeightSource {
+ public:
+  SourceWithoutRoom(std::unique_ptr<weights::WeightSource> sound, std::string tensor) : sound_(std::move(sound)), tensor_(std::move(tensor)) {}
+  [[nodiscard]] const weights::Inventory& inventory() const override { return sound_->inventory(); }
+  Result<weights::StagedLinear> linear(std::string_view name, const weights::Slice& slice, ops::Device& device, ops::Stream& stream) override {
+    if (name == tensor_ && slice.row_begin > 0) {  // not the first rank's rows
+      ASSIGN_OR_RETURN(const auto buffer, device.allocate(2 * device.traits().memory_bytes, name));
+    }
+    return sound_->linear(name, slice, device, stream);
+  }
+  Result<weights::StagedTensor> vector(std::string_view name, const weights::Slice& slice, ops::Device& device, ops::Stream& stream) override {
+    return sound_->vector(name, slice, device, stream);
+  }
+  void done_with(std::string_view name) override { sound_->done_with(name); }
+
+ private:
+  const std::unique_ptr<weights::WeightSource> sound_;
+  const std::string tensor_;
+};
+
+size_t resident_bytes() {
+  std::FILE* file = std::fopen("/proc/self/statm", "r");
+  size_t pages = 0, resident = 0;
+  EXPECT_EQ(std::fscanf(file, "%zu %zu", &pages, &resident), 2);
+  std::fclose(file);
+  return resident * 4096;
+}
+
+TEST(Ranks, OneThatRunsOutOfMemoryWhileLoadingEndsTheStartWithOneMessage) {
+  WorkerOptions options{.model_dir = tiny_fp8(), .device = device_under_test(), .max_num_seqs = 4, .tp_size = 2};
+  const auto plan = make_plan(options);
+  ASSERT_OK(plan);
+  SourceWithoutRoom source(weights::open_weights(options.model_dir, plan->config, options.load).value(), "layers.2.mlp.up_proj.weight");
+  const auto before = resident_bytes();
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    double most = 0;
+    const auto workers = start_workers(*plan, [&](double share) { most = std::max(most, share); }, nullptr, &source);
+    ASSERT_FALSE(workers);
+    EXPECT_EQ(workers.error().code, ErrorCode::kResourceExhausted);
+    EXPECT_THAT(workers.error().message, HasSubstr(fmt::format("rank 1 ({}:1)", device_under_test())));
+    EXPECT_THAT(workers.error().message, HasSubstr("layers.2.mlp.up_proj.weight"));
+    EXPECT_EQ(workers.error().message.find("rank 0"), std::string::npos) << "the others' errors are a consequence";
+    EXPECT_GT(most, 0.1);
+    EXPECT_LT(most, 1.0);
+  }
+  EXPECT_LT(resident_bytes(), before + (size_t{64} << 20)) << "what was loaded is given back";
+}
+
+/// A link whose device is lost at some call.
+class LinkThatFails final : public ops::Collective {
+ public:
+  LinkThatFails(std::unique_ptr<ops::Collective> sound, int32_t calls) : sound_(std::move(sound)), calls_left_(calls) {}
+  [[nodiscard]] std::string_view transport() const override { return sound_->transport(); }
+  [[nodiscard]] int32_t rank() const override { return sound_->rank(); }
+  [[nodiscard]] int32_t size() const override { return sound_->size(); }
+  void all_gather(const ops::TensorView& mine, const ops::TensorView& all, std::span<const int64_t> widths, ops::Launch& launch) override {
+    count();
+    sound_->all_gather(mine, all, widths, launch);
+  }
+  void add_partials(const ops::Combine::Kernel& combine, const ops::TensorView& partial, const ops::TensorView& x, ops::Launch& launch) override {
+    count();
+    sound_->add_partials(combine, partial, x, launch);
+  }
+  void send(const ops::TensorView& message, int32_t to, ops::Launch& launch) override {
+    count();
+    sound_->send(message, to, launch);
+  }
+  void receive(const ops::TensorView& message, int32_t from, ops::Launch& launch) override {
+    count();
+    sound_->receive(message, from, launch);
+  }
+  void abort(const Error& error) override { sound_->abort(error); }
+
+ private:
+  void count() {
+    if (--calls_left_ == 0) sound_->abort(make_error(ErrorCode::kInternal, "the device is lost"));
+  }
+  const std::unique_ptr<ops::Collective> sound_;
+  int32_t calls_left_;
+};
+
+TEST(Ranks, ADeviceThatIsLostInAStepFailsThatStepAndAllThatFollow) {
+  for (const auto& [tp_size, pp_size] : {std::pair{3, 1}, {1, 2}, {2, 2}})
+    for (const size_t lost : {size_t{0}, static_cast<size_t>(tp_size * pp_size - 1)}) {
+      SCOPED_TRACE(::testing::Message() << "tp " << tp_size << ", pp " << pp_size << ", rank " << lost);
+      WorkerOptions options{.model_dir = tiny_fp8(), .device = device_under_test(), .max_model_len = 256, .max_num_seqs = 4, .tp_size = tp_size, .pp_size = pp_size};
+      const auto plan = make_plan(options);
+      ASSERT_OK(plan);
+      auto joined = join_devices(*plan);
+      ASSERT_OK(joined);
+      auto& link = tp_size > 1 ? joined->stage[lost] : joined->pipeline[lost];
+      link = std::make_unique<LinkThatFails>(std::move(link), tp_size > 1 ? 30 : 3);
+      const auto source = weights::open_weights(options.model_dir, plan->config, options.load);
+      ASSERT_OK(source);
+      std::vector<std::unique_ptr<ModelRunner>> runners;
+      for (size_t rank = 0; rank < plan->ranks.size(); ++rank) {
+        auto made = ModelRunner::create(
+            *plan, rank, **source,
+            {.table = backends::kernel_table(plan->traits.platform), .rules = {}, .device = *joined->devices[rank], .links = joined->links(rank), .progress = {}});
+        ASSERT_OK(made);
+        runners.push_back(std::move(*made));
+      }
+      RankGroup group(*plan, std::move(*joined), std::move(runners));
+      StepPlan start;
+      start.state_ops.push_back({.kind = StateOp::Kind::kClear, .slot = 0});
+      start.slot_updates.push_back({.slot = 0});
+      start.block_table_updates.push_back({.slot = 0, .first_block = 0, .blocks = {0, 1, 2, 3}});
+      group.submit(start);
+      EXPECT_FALSE(group.wait().error);
+      int32_t num_good = 0;
+      std::optional<Error> failure;
+      const std::vector<int32_t> tokens = random_tokens(1, 12);
+      for (int32_t i = 0; i < 12; ++i) {
+        StepPlan step;
+        step.step = static_cast<uint64_t>(i + 1);
+        step.runs.push_back(given_rows(0, RowKind::kDecode, std::span(tokens).subspan(static_cast<size_t>(i), 1), i));
+        step.runs[0].want = Want::kSample;
+        group.submit(std::move(step));
+        const StepResult result = group.wait();
+        if (failure) {
+          ASSERT_TRUE(result.error) << "after a failure";
+          EXPECT_EQ(result.error->message, failure->message);
+        } else if (result.error) {
+          failure = result.error;
+        } else {
+          ++num_good;
+        }
+      }
+      EXPECT_GT(num_good, 0);
+      ASSERT_TRUE(failure);
+      EXPECT_THAT(failure->message, HasSubstr("the device is lost"));
+    }
+}
+
+}  // namespace
+}  // namespace quern::worker
