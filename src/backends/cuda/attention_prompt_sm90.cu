@@ -19,7 +19,7 @@ constexpr int kKeyImageBytes = kKeys * 128, kQueryImageBytes = kRows * 128;
 struct Shared {
   unsigned char k[2][kTileBytes], v[2][kTileBytes];
   unsigned char q[kRows * kDim * 2];
-  uint64_t full[2], empty[2];
+  uint64_t full[2][2], empty[2][2];  // of keys and of values, by place
 };
 static_assert(sizeof(Shared) <= kPromptSharedBytes90);
 
@@ -55,31 +55,97 @@ __device__ Tile tile_of(const AttentionArgs& args, int tile) {
   return {{}, 0, 0, -1};
 }
 
+/// Brings keys and values of a block of 64 in turns. A place is free when what it held is used up: that of keys once their scores are known, while the values before
+/// are still needed, so that two to three tiles are on their way.
 __device__ __forceinline__ void produce(const AttentionArgs& args, Shared& s, const Tile& t, int kv_head, int first_block, int last_block) {
   const int32_t* block_table = args.step.block_tables + int64_t{t.run.slot} * args.step.block_tables_stride;
-  const auto announce = [&](int block) {
+  const int thread = static_cast<int>(threadIdx.x) - kConsumers, count = 2 * (last_block + 1 - first_block);
+  const auto announce = [&](int number) {
     hopper::fence_async_proxy();  // what this thread has written will be read by the matrix units
-    hopper::barrier_arrive(hopper::shared_address(&s.full[(block - first_block) % 2]));
+    hopper::barrier_arrive(hopper::shared_address(&s.full[number % 2][number / 2 % 2]));
   };
-  for (int block = first_block; block <= last_block; ++block) {
-    const int turn = block - first_block, stage = turn % 2;
-    if (turn > 1) {  // before this thread waits for the stage that is still being read
-      await_copies<0>();
-      announce(block - 1);
-    }
-    hopper::barrier_wait(hopper::shared_address(&s.empty[stage]), static_cast<uint32_t>(turn / 2 % 2 ^ 1));
+  for (int number = 0; number < count; ++number) {
+    const int block = first_block + number / 2, place = number / 2 % 2;
+    hopper::barrier_wait(hopper::shared_address(&s.empty[number % 2][place]), static_cast<uint32_t>(number / 4 % 2 ^ 1));
     const int64_t at = (int64_t{block_table[block]} * args.num_kv_heads + kv_head) * kKeys * kDim;
-    const int begin = max(0, args.first_index - block * kKeys), end = min(kKeys, t.last + 1 - block * kKeys), thread = static_cast<int>(threadIdx.x) - kConsumers;
-    load_tile<kProducers>(s.k[stage], KeyPlace(), thread, args.kv.k, args.kv.dtype, at, begin, end);
-    load_tile<kProducers>(s.v[stage], KeyPlace(), thread, args.kv.v, args.kv.dtype, at, begin, end);
+    const int begin = max(0, args.first_index - block * kKeys), end = min(kKeys, t.last + 1 - block * kKeys);
+    load_tile<kProducers>(number % 2 == 0 ? s.k[place] : s.v[place], KeyPlace(), thread, number % 2 == 0 ? args.kv.k : args.kv.v, args.kv.dtype, at, begin, end);
     commit_copies();
-    if (turn == 1) {
+    if (number > 0) {
       await_copies<1>();
-      announce(block - 1);
+      announce(number - 1);
     }
   }
   await_copies<0>();
-  if (first_block <= last_block) announce(last_block);
+  if (count > 0) announce(count - 1);
+}
+
+/// What a lane knows of its two rows.
+struct Rows {
+  int index[2], least;  // least: of the warp's rows
+  float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {}, correction[2];
+};
+
+__device__ __forceinline__ void begin_scores(float (&score)[32], uint32_t queries, uint32_t keys) {
+  hopper::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step)
+    hopper::wgmma<64, false>(score, hopper::operand(queries + step / 4 * kQueryImageBytes) + step % 4 * 2, hopper::operand(keys + step / 4 * kKeyImageBytes) + step % 4 * 2, step);
+  hopper::wgmma_commit();
+}
+__device__ __forceinline__ void begin_values(float (&values)[kImages][32], const uint32_t (&a)[kKeys / 16][4], uint32_t cached) {
+  hopper::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kKeys / 16; ++step)
+#pragma unroll
+    for (int image = 0; image < kImages; ++image)
+      hopper::wgmma_from_registers<1>(values[image], a[step], hopper::operand(cached + image * kKeyImageBytes + step * 16 * 128), 1);
+  hopper::wgmma_commit();
+}
+
+/// From scores to weights, with what the values before them are multiplied with.
+__device__ __forceinline__ void weigh(float (&score)[32], Rows& rows, int block, int first_index, float scale) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // score[4 n + 2 half + e] is the row's with key 8 n + 2 (lane % 4) + e; from here on in powers of two.
+  if (block * kKeys < first_index || (block + 1) * kKeys - 1 > rows.least) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int key = block * kKeys + i / 4 * 8 + lane % 4 * 2 + i % 2;
+      if (key > rows.index[i / 2 % 2] || key < first_index) score[i] = -INFINITY;
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) largest = fmaxf(largest, fmaxf(score[4 * n + 2 * half], score[4 * n + 2 * half + 1]));
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+    const float new_max = fmaxf(rows.maximum[half], __fmul_rn(largest, scale)), shift = new_max == -INFINITY ? 0.0f : new_max;
+    rows.correction[half] = exp2_of(rows.maximum[half] - shift);
+    rows.maximum[half] = new_max;
+    float added = 0;
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = score[4 * n + 2 * half + e];
+        x = exp2_of(fmaf(x, scale, -shift));
+        added += x;
+      }
+    rows.sum[half] = fmaf(rows.sum[half], rows.correction[half], added);  // of the lane's keys; the four lanes of a row are added at the end
+  }
+}
+/// The weights as operands, and the values so far corrected.
+__device__ __forceinline__ void take_weights(const float (&score)[32], const Rows& rows, uint32_t (&a)[kKeys / 16][4], float (&values)[kImages][32]) {
+#pragma unroll
+  for (int step = 0; step < kKeys / 16; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[step][i] = two_bf16(score[8 * step + 2 * i], score[8 * step + 2 * i + 1]);
+#pragma unroll
+  for (int image = 0; image < kImages; ++image)
+#pragma unroll
+    for (int i = 0; i < 32; ++i) values[image][i] *= rows.correction[i / 2 % 2];
 }
 
 __device__ __forceinline__ void consume(const AttentionArgs& args, Shared& s, const Tile& t, int head, int kv_head, int first_block, int last_block) {
@@ -89,86 +155,48 @@ __device__ __forceinline__ void consume(const AttentionArgs& args, Shared& s, co
   const float v_scale = fp8 && args.kv.v_scale != nullptr ? args.kv.v_scale[kv_head] : 1.0f;
   constexpr float kLog2OfE = 1.4426950408889634f;
   const float scale = k_scale / sqrtf(static_cast<float>(kDim)) * kLog2OfE;
-  int index[2];  // of the lane's two rows
+  Rows rows;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = warp * 16 + lane / 4 + half * 8;
-    index[half] = i < t.num_rows ? args.step.indices[t.first_row + i] : -1;
+    rows.index[half] = i < t.num_rows ? args.step.indices[t.first_row + i] : -1;
   }
-  const int least = __reduce_min_sync(kAllLanes, min(index[0], index[1]));  // of the warp's rows
+  rows.least = __reduce_min_sync(kAllLanes, min(rows.index[0], rows.index[1]));
   const uint32_t queries = hopper::shared_address(s.q) + group * 64 * 128;
-  float values[kImages][32] = {}, maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+  float values[kImages][32] = {}, score[32];
+  uint32_t a[kKeys / 16][4];
+  const auto place = [&](int block) { return (block - first_block) % 2; };
+  const auto await = [&](int kind, int block) {
+    hopper::barrier_wait(hopper::shared_address(&s.full[kind][place(block)]), static_cast<uint32_t>((block - first_block) / 2 % 2));
+  };
+  const auto release = [&](int kind, int block) {
+    if (lane == 0) hopper::barrier_arrive(hopper::shared_address(&s.empty[kind][place(block)]));
+  };
+  const auto keys = [&](int block) { return hopper::shared_address(s.k[place(block)]); };
+  const auto cached = [&](int block) { return hopper::shared_address(s.v[place(block)]); };
   for (int block = first_block; block <= last_block; ++block) {
-    const int turn = block - first_block, stage = turn % 2;
-    const uint32_t keys = hopper::shared_address(s.k[stage]), cached = hopper::shared_address(s.v[stage]);
-    hopper::barrier_wait(hopper::shared_address(&s.full[stage]), static_cast<uint32_t>(turn / 2 % 2));
-    float score[32];
-    hopper::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step)
-      hopper::wgmma<64, false>(score, hopper::operand(queries + step / 4 * kQueryImageBytes) + step % 4 * 2, hopper::operand(keys + step / 4 * kKeyImageBytes) + step % 4 * 2, step);
-    hopper::wgmma_commit();
+    await(0, block);
+    begin_scores(score, queries, keys(block));
     hopper::wgmma_wait_for(0);
     hopper::settle(score);
-
-    // score[4 n + 2 half + e] is the row's with key 8 n + 2 (lane % 4) + e; from here on in powers of two.
-    if (block * kKeys < args.first_index || (block + 1) * kKeys - 1 > least) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const int key = block * kKeys + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        if (key > index[i / 2 % 2] || key < args.first_index) score[i] = -INFINITY;
-      }
-    }
-    float correction[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float largest = -INFINITY;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) largest = fmaxf(largest, fmaxf(score[4 * n + 2 * half], score[4 * n + 2 * half + 1]));
-      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-      const float new_max = fmaxf(maximum[half], __fmul_rn(largest, scale)), shift = new_max == -INFINITY ? 0.0f : new_max;
-      correction[half] = exp2_of(maximum[half] - shift);
-      maximum[half] = new_max;
-      float added = 0;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = score[4 * n + 2 * half + e];
-          x = exp2_of(fmaf(x, scale, -shift));
-          added += x;
-        }
-      sum[half] = fmaf(sum[half], correction[half], added);  // of the lane's keys; the four lanes of a row are added at the end
-    }
-    uint32_t a[kKeys / 16][4];
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[step][i] = two_bf16(score[8 * step + 2 * i], score[8 * step + 2 * i + 1]);
-#pragma unroll
-    for (int image = 0; image < kImages; ++image)
-#pragma unroll
-      for (int i = 0; i < 32; ++i) values[image][i] *= correction[i / 2 % 2];
-    hopper::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step)
-#pragma unroll
-      for (int image = 0; image < kImages; ++image)
-        hopper::wgmma_from_registers<1>(values[image], a[step], hopper::operand(cached + image * kKeyImageBytes + step * 16 * 128), 1);
-    hopper::wgmma_commit();
+    release(0, block);
+    weigh(score, rows, block, args.first_index, scale);
+    take_weights(score, rows, a, values);
+    await(1, block);
+    begin_values(values, a, cached(block));
     hopper::wgmma_wait_for(0);
 #pragma unroll
     for (int image = 0; image < kImages; ++image) hopper::settle(values[image]);
-    if (lane == 0) hopper::barrier_arrive(hopper::shared_address(&s.empty[stage]));
+    release(1, block);
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 1);
-    sum[half] += __shfl_xor_sync(kAllLanes, sum[half], 2);
+    float sum = rows.sum[half];
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
     const int i = warp * 16 + lane / 4 + half * 8;
     if (i >= t.num_rows) continue;
-    const float factor = sum[half] > 0 ? v_scale / sum[half] : sum[half];
+    const float factor = sum > 0 ? v_scale / sum : sum;
     const int64_t at = (int64_t{t.first_row + i} * args.num_q_heads + head) * kDim + lane % 4 * 2;
 #pragma unroll
     for (int image = 0; image < kImages; ++image)
@@ -202,9 +230,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_prompt_sm90(
   }
   commit_copies();
   if (thread == 0)
-    for (int stage = 0; stage < 2; ++stage) {
-      hopper::barrier_init(hopper::shared_address(&s.full[stage]), kProducers);
-      hopper::barrier_init(hopper::shared_address(&s.empty[stage]), kConsumers / 32);
+    for (int i = 0; i < 4; ++i) {
+      hopper::barrier_init(hopper::shared_address(&s.full[i / 2][i % 2]), kProducers);
+      hopper::barrier_init(hopper::shared_address(&s.empty[i / 2][i % 2]), kConsumers / 32);
     }
   await_copies<0>();
   hopper::fence_async_proxy();
