@@ -268,6 +268,10 @@ class MemoryLayout {
   [[nodiscard]] int32_t wanted_slots() const { return options_.max_num_seqs != 0 ? options_.max_num_seqs : kDefaultMaxNumSeqs; }
 
   void set_fixed() {
+    // Messages from every other rank of the stage and of the pipeline, and to them.
+    constexpr uint64_t kMessagesKept = 4;
+    const auto num_others = static_cast<uint64_t>(options_.tp_size - 1 + options_.pp_size - 1);
+    const uint64_t message_bytes = num_others * kMessagesKept * plan_.collective_options().max_message_bytes;
     for (size_t r = 0; r < sizes_.size(); ++r) {
       RankPlan& rank = plan_.ranks[r];
       MemoryPlan& memory = rank.memory;
@@ -277,7 +281,7 @@ class MemoryLayout {
       memory.slot_bytes = sizes_[r].slot_bytes();
       memory.block_bytes = sizes_[r].block_bytes;
       memory.workspace_bytes = static_cast<uint64_t>(limits_.max_rows) * sizes_[r].row_bytes + static_cast<uint64_t>(limits_.max_logit_rows) * sizes_[r].logits_row_bytes +
-                               static_cast<uint64_t>(wanted_slots()) * static_cast<uint64_t>(max_blocks()) * 4 + kKernelWorkspaceBytes;
+                               static_cast<uint64_t>(wanted_slots()) * static_cast<uint64_t>(max_blocks()) * 4 + kKernelWorkspaceBytes + message_bytes;
     }
   }
 
@@ -449,6 +453,16 @@ std::vector<ops::DeviceTraits> ExecutionPlan::device_traits() const {
   std::vector<ops::DeviceTraits> traits_of_ranks;
   for (const RankPlan& rank : ranks) traits_of_ranks.push_back(rank.traits);
   return traits_of_ranks;
+}
+
+ops::CollectiveOptions ExecutionPlan::collective_options() const {
+  constexpr size_t kLeast = size_t{256} << 10;
+  ops::CollectiveOptions collective = options.collective;
+  const auto step_bytes = static_cast<size_t>(limits.max_rows * config.hidden_size) * dtype_size(activation);
+  collective.max_message_bytes = std::min(collective.max_message_bytes, std::max(step_bytes, kLeast));
+  // Ranks on a CPU compute for seconds where a card takes milliseconds, and perhaps share their cores with others.
+  if (traits.platform == ops::Platform::kCpu) collective.deadline *= 6;
+  return collective;
 }
 
 uint64_t ExecutionPlan::kv_bytes_for(int64_t num_blocks) const {

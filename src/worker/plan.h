@@ -93,6 +93,8 @@ struct ExecutionPlan {
   /// The refusals as the message that a failed start shows; empty when every op has a kernel.
   [[nodiscard]] std::string refusals() const;
   [[nodiscard]] std::vector<ops::DeviceTraits> device_traits() const;
+  /// How ranks reach each other: as options.collective says, with no longer messages than this model's steps need.
+  [[nodiscard]] ops::CollectiveOptions collective_options() const;
   /// The --kv-cache-memory-bytes that gives so many blocks.
   [[nodiscard]] uint64_t kv_bytes_for(int64_t num_blocks) const;
 };

@@ -21,11 +21,7 @@ Result<void> join(const JoinedDevices& joined, const ops::CollectiveOptions& opt
 }  // namespace
 
 Result<void> join_ranks(const ExecutionPlan& plan, JoinedDevices& joined) {
-  ops::CollectiveOptions options = plan.options.collective;
-  const size_t step_bytes = static_cast<size_t>(plan.limits.max_rows * plan.config.hidden_size) * dtype_size(plan.activation);
-  options.max_message_bytes = std::min(options.max_message_bytes, std::max(step_bytes, size_t{256} << 10));  // no message needs more; memory for messages follows
-  // Ranks on a CPU compute for seconds where a card takes milliseconds, and perhaps share their cores with others.
-  if (plan.traits.platform == ops::Platform::kCpu) options.deadline *= 6;
+  const ops::CollectiveOptions options = plan.collective_options();
   const auto tp_size = static_cast<size_t>(plan.options.tp_size), pp_size = static_cast<size_t>(plan.options.pp_size);
   joined.stage.resize(plan.ranks.size());
   joined.pipeline.resize(plan.ranks.size());

@@ -1,6 +1,8 @@
 #include "worker/plan.h"
 
 #include <iostream>
+#include <map>
+#include <set>
 
 #include "backends/platforms.h"
 #include "base/json.h"
@@ -161,6 +163,31 @@ TEST(Plan, RefusesAKernelNameThatThePlatformDoesNotHave) {
   const auto plan = plan_27b("config.fp8.json", "cpu", options);
   ASSERT_FALSE(plan);
   EXPECT_THAT(plan.error().message, HasSubstr("cpu.plain"));
+}
+
+/// Shards are as good as whole layers to the fast kernels: each op of a rank is taken by what takes it on one card.
+TEST(Plan, ChoosesForShardsTheKernelsOfWholeLayers) {
+  for (const char* card : {"h200", "b60", "b70"}) {
+    const auto chosen = [&](int32_t tp_size, int32_t pp_size) {
+      const Json json = read_json_file(quern::testing::data_path("qwen3.6-27b/config.fp8.json")).value();
+      model::ModelConfig config = model::parse_config(json, "Qwen3.6-27B").value();
+      WorkerOptions options;
+      options.device = card;
+      options.tp_size = tp_size;
+      options.pp_size = pp_size;
+      weights::Inventory inventory = weights::inventory_from_config(config, options.load).value();
+      ops::DeviceTraits traits = backends::traits_by_name(card).value();
+      traits.device_code = true;  // also in builds without nvcc
+      const auto plan = make_plan(options, std::move(config), std::move(inventory), {traits});
+      EXPECT_OK(plan);
+      std::map<std::string, std::set<std::string>> by_op;
+      for (const OpChoice& choice : plan->choices) by_op[choice.op].insert(choice.candidate);
+      by_op.erase("combine");  // one card has nothing to add up
+      return by_op;
+    };
+    const auto whole = chosen(1, 1);
+    for (const auto& [tp_size, pp_size] : {std::pair{2, 1}, {3, 1}, {4, 1}, {1, 2}, {2, 2}}) EXPECT_EQ(chosen(tp_size, pp_size), whole) << card << ", tp " << tp_size << ", pp " << pp_size;
+  }
 }
 
 Result<ExecutionPlan> plan_ranks(std::string_view config_file, std::string device, int32_t tp_size, int32_t pp_size) {
