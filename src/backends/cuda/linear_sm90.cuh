@@ -292,7 +292,7 @@ __device__ __forceinline__ void help_chain(const ChainArgs& args, const At& at) 
           named_barrier<5, kHelpers>();
         }
       }
-      named_barrier<4, kConsumers + kHelpers>();  // the sums are free
+      named_barrier<6, kConsumers + kHelpers>();  // the sums are free; a barrier of its own, since consumers without tiles come here before helpers meet the first
     }
     if (phase.norm != nullptr) {
       if (l == 0 && half % 2 == 0) barrier_arrive(at.norm_empty());
@@ -741,7 +741,7 @@ __device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layo
       walk.left -= count;
       walk.next_tile();
     }
-    if (kResident && phase.side.weight != nullptr) named_barrier<4, kConsumers + kHelpers>();
+    if (kResident && phase.side.weight != nullptr) named_barrier<6, kConsumers + kHelpers>();
     if (p + 1 < args.num_phases) {
       group_barrier(group);
       if (thread == 0) arrive(args.arrivals + p);
