@@ -74,9 +74,12 @@ Json work_as_json(const worker::RankWork& w) {
 
 std::string layout_name(const worker::ExecutionPlan& plan) { return fmt::format("-tp {} -pp {}", plan.options.tp_size, plan.options.pp_size); }
 
+/// Of one sequence: modelled, or expected from what was measured on such a device; 0: it does not fit, or nothing is known.
+double decode_speed(const Layout& layout) { return layout.plan.fits ? layout.plan.expected_decode_tokens_per_second : 0; }
+double decode_speed_16(const Layout& layout) { return layout.plan.fits && layout.speed ? layout.speed->tokens_per_second_16() : 0; }
+
 void sort(std::vector<Layout>& layouts) {
-  const auto rank = [](const Layout& l) { return !l.plan.fits || !l.speed ? 0.0 : l.speed->tokens_per_second(); };
-  std::stable_sort(layouts.begin(), layouts.end(), [&](const Layout& a, const Layout& b) { return rank(a) > rank(b); });
+  std::stable_sort(layouts.begin(), layouts.end(), [](const Layout& a, const Layout& b) { return decode_speed(a) > decode_speed(b); });
 }
 
 }  // namespace
@@ -135,21 +138,17 @@ Json card_speed_as_json(const worker::ExecutionPlan& plan, const CardSpeed& spee
 
 std::string layouts_as_text(std::vector<Layout> layouts) {
   sort(layouts);
-  std::string text = fmt::format("{:<16}{:>14}{:>16}{:>18}{:>20}   {}\n", "layout", "1 sequence", "16 sequences", "512-token prompt", "weights of a rank", kMark);
-  double best_of_16 = 0;
-  const Layout* many = nullptr;
-  for (const Layout& l : layouts) {
-    const bool known = l.plan.fits && l.speed.has_value();
-    text += fmt::format("{:<16}{:>14}{:>16}{:>18}{:>20}   {}\n", layout_name(l.plan), known ? fmt::format("{:.1f} tok/s", l.speed->tokens_per_second()) : "-",
-                        known ? fmt::format("{:.0f} tok/s", l.speed->tokens_per_second_16()) : "-", known ? fmt::format("{:.0f} ms", ms(l.speed->prompt_seconds)) : "-",
-                        format_bytes(l.plan.memory.weights_bytes), l.plan.fits ? "" : l.plan.verdict);
-    if (known && l.speed->tokens_per_second_16() > best_of_16) {
-      best_of_16 = l.speed->tokens_per_second_16();
-      many = &l;
-    }
-  }
-  text.pop_back();
-  if (many != nullptr) text += fmt::format("\nfastest for one sequence: {}; for 16 together: {}", layout_name(layouts.front().plan), layout_name(many->plan));
+  const bool modelled = std::any_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.speed.has_value(); });
+  std::string text = fmt::format("{:<16}{:>14}{:>16}{:>18}{:>20}   {}\n", "layout", "1 sequence", "16 sequences", "512-token prompt", "weights of a rank", modelled ? kMark : "");
+  const auto speed = [](double tokens_per_second, int digits) { return tokens_per_second > 0 ? fmt::format("{:.{}f} tok/s", tokens_per_second, digits) : std::string("-"); };
+  for (const Layout& l : layouts)
+    text += fmt::format("{:<16}{:>14}{:>16}{:>18}{:>20}   {}\n", layout_name(l.plan), speed(decode_speed(l), 1), speed(decode_speed_16(l), 0),
+                        l.plan.fits && l.speed ? fmt::format("{:.0f} ms", ms(l.speed->prompt_seconds)) : "-", l.plan.memory.weights_bytes > 0 ? format_bytes(l.plan.memory.weights_bytes) : "-",
+                        l.plan.fits ? "" : l.plan.verdict);
+  const Layout& many = *std::max_element(layouts.begin(), layouts.end(), [](const Layout& a, const Layout& b) { return decode_speed_16(a) < decode_speed_16(b); });
+  if (decode_speed(layouts.front()) > 0) text += fmt::format("fastest for one sequence: {}", layout_name(layouts.front().plan));
+  if (decode_speed_16(many) > 0) text += fmt::format("; for 16 together: {}", layout_name(many.plan));
+  if (text.ends_with('\n')) text.pop_back();
   return text;
 }
 
@@ -157,7 +156,7 @@ Json layouts_as_json(std::vector<Layout> layouts) {
   sort(layouts);
   Json list = Json::array();
   for (const Layout& l : layouts) {
-    Json entry{{"tp", l.plan.options.tp_size}, {"pp", l.plan.options.pp_size}, {"fits", l.plan.fits}, {"verdict", l.plan.verdict}, {"weights_bytes", l.plan.memory.weights_bytes}};
+    Json entry{{"tp", l.plan.options.tp_size}, {"pp", l.plan.options.pp_size}, {"fits", l.plan.fits}, {"verdict", l.plan.verdict}, {"weights_bytes", l.plan.memory.weights_bytes}, {"expected_decode_tokens_per_second", decode_speed(l)}};
     if (l.speed) entry["speed"] = card_speed_as_json(l.plan, *l.speed);
     list.push_back(std::move(entry));
   }
