@@ -150,14 +150,26 @@ CardSpeed::Stage slowest(const std::vector<RankPart>& ranks, ops::RowKind kind, 
   return found;
 }
 
+/// Whether all that a token costs on a rank is known: a card's engines, and what the chosen kernels compile to.
+bool is_known(const ExecutionPlan& plan, const RankPart& part) {
+  if (rates_of(part.traits).issue_rate <= 0 || part.traits.read_bandwidth <= 0) return false;
+  for (const std::string_view mixer : {"attention", "gdn_mix"})
+    if (candidate_of(plan, mixer).ends_with(".plain")) return false;
+  for (const auto& [name, linear] : part.inventory.linears) {
+    const std::string_view op = op_that_reads(name, plan.config.tie_word_embeddings);
+    if (!op.empty() && !backends::weight_pass(candidate_of(plan, op), ops::stored_dtype(linear.scheme), ops::RowKind::kDecode, 1)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::optional<CardSpeed> card_speed(const ExecutionPlan& plan, const SpeedAssumptions& assumed) {
   const Stages stages = stages_of(plan);
+  if (!plan.refusals().empty()) return std::nullopt;
   for (const auto& ranks : stages)
     for (const RankPart& part : ranks)
-      if (rates_of(part.traits).issue_rate <= 0 || part.traits.read_bandwidth <= 0) return std::nullopt;
-  if (!plan.refusals().empty()) return std::nullopt;
+      if (!is_known(plan, part)) return std::nullopt;
   CardSpeed speed;
   speed.assumed = assumed;
   const auto stage_of = [&](size_t stage, const StepShape& shape) { return slowest(stages[stage], shape.kind, assumed, [&](const RankPart& part) { return rank_work(plan, part, shape); }); };

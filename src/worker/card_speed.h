@@ -95,7 +95,7 @@ struct CardSpeed {
   /// With `drafts` of 1 to 4, where a verify gives `acceptance_length` tokens.
   [[nodiscard]] double tokens_per_second_mtp(int drafts, double acceptance_length) const { return acceptance_length / (verify_seconds[drafts - 1] + drafts * draft_seconds); }
 };
-/// Nothing where a card's engines are not known or an op has no kernel.
+/// Nothing where a card's engines are not known, an op has no kernel, or plain ones were asked for, whose machine code nobody counted.
 std::optional<CardSpeed> card_speed(const ExecutionPlan& plan, const SpeedAssumptions& assumed = {});
 
 }  // namespace quern::worker

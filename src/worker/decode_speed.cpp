@@ -57,6 +57,12 @@ std::string_view op_that_reads(std::string_view name, bool tied) {
 
 namespace {
 
+/// A decode row's sum between GPUs that reach each other's memory: assumed, from round trips of 1.4 us through a peer's memory on two H200 and the launches around them. Ranks on a CPU exchange in memory that they share.
+constexpr double kCudaAllReduce = 5e-6;
+double exchange_seconds(const ExecutionPlan& plan) {
+  return plan.options.tp_size > 1 && plan.traits.platform == ops::Platform::kCuda ? 2 * static_cast<double>(plan.config.num_layers()) * kCudaAllReduce : 0;
+}
+
 /// What one token takes on a rank.
 double seconds_on(const RankPlan& rank, const ExecutionPlan& plan) {
   const double bandwidth = rank.traits.read_bandwidth;
@@ -80,7 +86,7 @@ double seconds_on(const RankPlan& rank, const ExecutionPlan& plan) {
 double expected_decode_speed(const ExecutionPlan& plan) {
   if (plan.traits.read_bandwidth <= 0) return 0;
   if (const auto modelled = card_speed(plan)) return modelled->tokens_per_second();
-  double seconds = 0;  // a token passes one stage after the other; in each the slowest rank counts
+  double seconds = exchange_seconds(plan);  // a token passes one stage after the other; in each the slowest rank counts
   const auto tp_size = static_cast<size_t>(plan.options.tp_size);
   for (size_t first = 0; first < plan.ranks.size(); first += tp_size) {
     double slowest = 0;
