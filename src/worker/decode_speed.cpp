@@ -77,8 +77,10 @@ double seconds_on(const RankPlan& rank, const ExecutionPlan& plan) {
   const std::string_view gdn = candidate_of(plan, "gdn_mix"), attention = candidate_of(plan, "attention");
   const auto num_attention = static_cast<double>(rank.config.num_attention_layers());
   const double in_mixers = num_attention * mixer_seconds(attention) + (static_cast<double>(rank.config.num_layers()) - num_attention) * mixer_seconds(gdn);
-  // Where mixers have no time of their own, their states and keys are read like weights.
-  return seconds + (in_mixers > 0 ? in_mixers : std::max(rank.decode_bytes_per_token - weight_bytes, 0.0) / (bandwidth * read_share(plan, candidate_of(plan, "mlp_in"))));
+  // Where mixers have no time of their own, their states and keys are read like weights; through OpenCL at most as their own kernels read.
+  double share = read_share(plan, candidate_of(plan, "mlp_in"));
+  if (plan.traits.platform == ops::Platform::kOpenCl) share = std::min({share, read_share(plan, gdn), read_share(plan, attention)});
+  return seconds + (in_mixers > 0 ? in_mixers : std::max(rank.decode_bytes_per_token - weight_bytes, 0.0) / (bandwidth * share));
 }
 
 }  // namespace
