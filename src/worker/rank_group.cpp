@@ -51,10 +51,6 @@ RankGroup::~RankGroup() {
 
 void RankGroup::submit(StepPlan plan) {
   RankStep step{.plan = std::make_shared<const StepPlan>(std::move(plan))};
-  {
-    const std::lock_guard lock(mutex_);
-    pending_.push_back({.num_missing = workers_.size()});
-  }
   if (slots_) {
     for (const auto& other : in_flight_)
       for (const StepRun& run : step.plan->runs)
@@ -62,6 +58,14 @@ void RankGroup::submit(StepPlan plan) {
     slots_->apply(step.plan->state_ops);
     in_flight_.push_back(step.plan);
     step.slots = std::make_shared<const SlotValues>(*slots_);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) {
+      CHECK(results_.push({.step = step.plan->step, .error = failure_}));
+      return;
+    }
+    pending_.push_back({.num_missing = workers_.size(), .result = {.step = step.plan->step}});
   }
   for (size_t rank = 0; rank < workers_.size(); ++rank) workers_[rank]->submit(rank < first_of_last_stage_ ? step : RankStep{.plan = step.plan});
 }
@@ -87,12 +91,11 @@ std::optional<StepResult> RankGroup::finished(std::optional<StepResult> result) 
 void RankGroup::take(size_t rank, StepResult result) {
   if (result.error) fail(rank, *result.error);
   const std::lock_guard lock(mutex_);
+  if (failure_) return;
   Pending& step = pending_[num_done_[rank]++];
-  step.failed = step.failed || result.error.has_value();
   if (rank == first_of_last_stage_) step.result = std::move(result);
   if (--step.num_missing > 0) return;
   // Ranks bring their results in order, so that what is complete is the oldest.
-  if (step.failed) step.result.error = failure_;
   static_cast<void>(results_.push(std::move(step.result)));
   pending_.pop_front();
   for (size_t& done : num_done_) --done;
@@ -104,6 +107,8 @@ void RankGroup::fail(size_t rank, const Error& error) {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
     failure_ = first;
+    for (Pending& step : pending_) static_cast<void>(results_.push({.step = step.result.step, .error = first}));
+    pending_.clear();
   }
   if (names_.size() > 1) log_error("{}; the other ranks are told to give up", first.message);
   for (const auto& worker : workers_) worker->abort(first);

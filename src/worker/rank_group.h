@@ -24,8 +24,8 @@ struct JoinedDevices {
 /// Joins devices that are open: those of each stage, and those of each tp_rank along the pipeline.
 Result<void> join_ranks(const ExecutionPlan& plan, JoinedDevices& joined);
 
-/// All ranks in this process, one DeviceWorker each. Every step goes to all of them; what the first rank of the last stage says of it counts. A rank that fails fails the step and all that
-/// follow, and wakes the ranks that wait for it.
+/// All ranks in this process, one DeviceWorker each. Every step goes to all of them; what the first rank of the last stage says of it counts. A rank that fails fails all steps that are in
+/// flight or follow, at once: others may never come back, from a driver that does not return. Those that wait for it are woken.
 class RankGroup final : public WorkerGroup {
  public:
   RankGroup(const ExecutionPlan& plan, JoinedDevices devices, std::vector<std::unique_ptr<ModelRunner>> runners);
@@ -44,7 +44,6 @@ class RankGroup final : public WorkerGroup {
   struct Pending {
     size_t num_missing = 0;
     StepResult result;
-    bool failed = false;
   };
   void take(size_t rank, StepResult result);
   void fail(size_t rank, const Error& error);

@@ -1,8 +1,10 @@
 // Models on several devices: transports, schemes, and ranks that fail. (Against references: reference_test.cpp; bits: invariance_test.cpp.)
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <future>
 
 #include "base/hash.h"
 #include "synth_checkpoint/synth.h"
@@ -242,6 +244,78 @@ TEST(Ranks, ADeviceThatIsLostInAStepFailsThatStepAndAllThatFollow) {
       ASSERT_TRUE(failure);
       EXPECT_THAT(failure->message, HasSubstr("the device is lost"));
     }
+}
+
+/// A link whose calls do not return until they are let go.
+class LinkThatHangs final : public ops::Collective {
+ public:
+  LinkThatHangs(std::unique_ptr<ops::Collective> sound, std::shared_future<void> let_go) : sound_(std::move(sound)), let_go_(std::move(let_go)) {}
+  [[nodiscard]] std::string_view transport() const override { return sound_->transport(); }
+  [[nodiscard]] int32_t rank() const override { return sound_->rank(); }
+  [[nodiscard]] int32_t size() const override { return sound_->size(); }
+  void all_gather(const ops::TensorView& mine, const ops::TensorView& all, std::span<const int64_t> widths, ops::Launch& launch) override {
+    let_go_.wait();
+    sound_->all_gather(mine, all, widths, launch);
+  }
+  void add_partials(const ops::Combine::Kernel& combine, const ops::TensorView& partial, const ops::TensorView& x, ops::Launch& launch) override {
+    let_go_.wait();
+    sound_->add_partials(combine, partial, x, launch);
+  }
+  void send(const ops::TensorView& message, int32_t to, ops::Launch& launch) override {
+    let_go_.wait();
+    sound_->send(message, to, launch);
+  }
+  void receive(const ops::TensorView& message, int32_t from, ops::Launch& launch) override {
+    let_go_.wait();
+    sound_->receive(message, from, launch);
+  }
+  void abort(const Error& error) override { sound_->abort(error); }
+
+ private:
+  const std::unique_ptr<ops::Collective> sound_;
+  const std::shared_future<void> let_go_;
+};
+
+TEST(Ranks, AStepThatARankNeverReturnsFromFailsAllTheSame) {
+  if (!has_devices(2)) GTEST_SKIP() << "one " << device_under_test();
+  for (const auto& [tp_size, pp_size] : {std::pair{2, 1}, {1, 2}}) {
+    SCOPED_TRACE(::testing::Message() << "tp " << tp_size << ", pp " << pp_size);
+    WorkerOptions options{.model_dir = tiny_fp8(), .device = device_under_test(), .max_model_len = 256, .max_num_seqs = 4, .tp_size = tp_size, .pp_size = pp_size};
+    options.collective.deadline = std::chrono::milliseconds(100);
+    const auto plan = make_plan(options);
+    ASSERT_OK(plan);
+    auto joined = join_devices(*plan);
+    ASSERT_OK(joined);
+    std::promise<void> let_go;
+    auto& link = tp_size > 1 ? joined->stage[0] : joined->pipeline[0];
+    link = std::make_unique<LinkThatHangs>(std::move(link), let_go.get_future().share());
+    const auto source = weights::open_weights(options.model_dir, plan->config, options.load);
+    ASSERT_OK(source);
+    std::vector<std::unique_ptr<ModelRunner>> runners;
+    for (size_t rank = 0; rank < plan->ranks.size(); ++rank) {
+      auto made = ModelRunner::create(
+          *plan, rank, **source,
+          {.table = backends::kernel_table(plan->traits.platform), .rules = {}, .device = *joined->devices[rank], .links = joined->links(rank), .progress = {}});
+      ASSERT_OK(made);
+      runners.push_back(std::move(*made));
+    }
+    RankGroup group(*plan, std::move(*joined), std::move(runners));
+    const std::shared_ptr<void> at_the_end(nullptr, [&](void*) { let_go.set_value(); });  // before the group waits for its ranks
+    for (int32_t i = 0; i < 20; ++i) {
+      StepPlan step;
+      step.step = static_cast<uint64_t>(i);
+      step.state_ops.push_back({.kind = StateOp::Kind::kClear, .slot = 0});
+      step.slot_updates.push_back({.slot = 0});
+      step.block_table_updates.push_back({.slot = 0, .first_block = 0, .blocks = {0}});
+      const std::vector<int32_t> token = {1};
+      step.runs.push_back(given_rows(0, RowKind::kPrompt, token, 0));
+      group.submit(std::move(step));
+      const StepResult result = group.wait();
+      EXPECT_EQ(result.step, static_cast<uint64_t>(i));
+      ASSERT_TRUE(result.error) << "rank 0 is still in step 0";
+      EXPECT_THAT(result.error->message, HasSubstr(fmt::format("rank 1 ({}:1): rank 1 waited", device_under_test())));
+    }
+  }
 }
 
 }  // namespace
