@@ -25,16 +25,20 @@ __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// One thread: asks for share `number` of `count`. On GPUs without bulk copies it does nothing.
-__device__ inline void prefetch_share(const Prefetch& prefetch, int number, int count) {
+/// Asks for `bytes` (a multiple of 16) in the L2 cache. On GPUs without bulk copies it does nothing.
+__device__ inline void prefetch_bytes(const void* from, int64_t bytes) {
 #if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<uint32_t>(bytes)) : "memory");
+#endif
+}
+/// One thread: asks for share `number` of `count`.
+__device__ inline void prefetch_share(const Prefetch& prefetch, int number, int count) {
   constexpr int64_t kPiece = 16 << 10;
   const int64_t pieces = (prefetch.bytes + kPiece - 1) / kPiece;
   for (int64_t piece = pieces * number / count; piece < pieces * (number + 1) / count; ++piece) {
-    const int64_t at = piece * kPiece, size = prefetch.bytes - at < kPiece ? prefetch.bytes - at : kPiece;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(static_cast<const char*>(prefetch.address) + at), "r"(static_cast<uint32_t>(size)) : "memory");
+    const int64_t at = piece * kPiece;
+    prefetch_bytes(static_cast<const char*>(prefetch.address) + at, prefetch.bytes - at < kPiece ? prefetch.bytes - at : kPiece);
   }
-#endif
 }
 
 /// What a kernel reads of the one before it in the stream may be read after this. Without programmatic dependent launch it does nothing.

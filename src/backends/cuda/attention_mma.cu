@@ -132,8 +132,16 @@ __device__ void decode(const AttentionArgs& args) {
       }
       commit_copies();
     };
+    // A block of several parts asks for tiles that it will fetch later in L2; of one part that takes more than it gives (H200: 16 sequences at 1024 33.8 -> 43.7 us, 256 387 -> 353).
+    const bool asks = !in_cluster && thread == 0 && begin_part + stride <= last_part;
+    const auto ask = [&](int block) {
+      const int64_t bytes = int64_t{kKeys} * kDim * (fp8 ? 1 : 2), at = (int64_t{block_table[block]} * args.num_kv_heads + kv_head) * bytes;
+      prefetch_bytes(static_cast<const char*>(args.kv.k) + at, bytes);
+      prefetch_bytes(static_cast<const char*>(args.kv.v) + at, bytes);
+    };
     __syncthreads();
     if (begin_part <= last_part) {
+      if (asks) ask(begin_part * kTilesPerPart + 1);
       fetch(s.k, args.kv.k, tile_in(begin_part));
       fetch(s.v, args.kv.v, tile_in(begin_part));
     }
@@ -187,6 +195,10 @@ __device__ void decode(const AttentionArgs& args) {
           for (int i = 0; i < 4; ++i) s.scores[tile * 16 + lane / 4 + i / 2 * 8][warp * 8 + lane % 4 * 2 + i % 2] = score[tile][i];
         __syncthreads();
         fetch(s.k, args.kv.k, next);
+        if (asks) {
+          const int beyond = block + 2 < own_end ? block + 2 : (part + stride) * kTilesPerPart + block + 2 - own_end;
+          if (beyond <= last_block) ask(beyond);
+        }
         // Softmax of the tile: a warp has rows of its own.
         for (int i = warp; i < kLanes; i += kWarps) {
           const int key = block * kKeys + 2 * lane, index = s.indices[i];
