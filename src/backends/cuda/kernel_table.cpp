@@ -20,7 +20,6 @@ template <class Op>
 constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90.single", sm90::accepts, make_linear<Op, sm90::PromptShape::kSingle>, true},
                                           {"cuda.sm90.pairs", sm90::accepts, make_linear<Op, sm90::PromptShape::kPair>, true},
                                           {"cuda.sm90.tall.pairs", sm90::accepts, make_linear<Op, sm90::PromptShape::kTallPair>, true},
-                                          {"cuda.sm90.registers", sm90::accepts, make_linear<Op, sm90::PromptShape::kRegisters>, true},
                                           {"cuda.sm90", sm90::accepts, make_linear<Op, sm90::PromptShape::kFastest>},
                                           {"cuda.plain", plain::accepts, plain::make}};
 template <class Op>

@@ -938,66 +938,9 @@ __device__ __forceinline__ void multiply_prompt_tall(const Layout<256, true, fal
   }
 }
 
-/// acc += 64 products, promoted.
-__device__ __forceinline__ void promote_prompt(float* acc, const float (&product)[32], const float (&scales)[2][2]) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) acc[i] = __fmaf_rn(product[i], scales[i / 4 % 2][i / 2 % 2], acc[i]);
-}
-
-/// The same, with 64 packed rows of weights at a time: while products of one half of the weights are under way, those of the other are promoted. The rows stand in
-/// registers, since shared memory would not feed both operands of such narrow products.
-template <bool kPair>
-__device__ __forceinline__ void multiply_prompt_registers(const Layout<256, true, false>& at, float (&acc)[2][64], RingPlace& ring) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, stage = ring.stage, first_row = (threadIdx.x >> 7) * 128 + ((threadIdx.x >> 5) & 3) * 16 + g;
-  barrier_wait(at.full(stage), ring.parity);
-  ring.advance(at.stages);
-  const uint64_t weights = operand(at.weight(stage));
-  const char* rows = at.generic + (at.rows(stage) - at.base) + first_row * kTileRowBytes;
-  float product[2][32], scales[2][2][2];
-  uint32_t a[4][4];
-  const auto load = [&](int m) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        a[k][i] = *reinterpret_cast<const uint32_t*>(rows + (m * 64 + i % 2 * 8) * kTileRowBytes + ((k * 32 + i / 2 * 16 + q * 4) ^ (g << 4)));
-    const float2 scale = *reinterpret_cast<const float2*>(at.tile_scale(stage));
-    const float first = at.scales(stage)[first_row + m * 64], second = at.scales(stage)[first_row + m * 64 + 8];
-    scales[m][0][0] = __fmul_rn(scale.x, first);
-    scales[m][0][1] = __fmul_rn(scale.x, second);
-    scales[m][1][0] = __fmul_rn(scale.y, first);
-    scales[m][1][1] = __fmul_rn(scale.y, second);
-  };
-  const auto begin = [&](int half) {
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma_from_registers_e4m3(product[half], a[k], weights + half * (64 * kTileRowBytes / 16) + k * 2, k);
-    wgmma_commit();
-  };
-  load(0);
-  begin(0);
-  begin(1);
-  wgmma_wait_for(1);
-  settle(product[0]);
-  promote_prompt(acc[0], product[0], scales[0]);
-  wgmma_wait_for(0);
-  settle(product[1]);
-  load(1);
-  begin(0);
-  promote_prompt(acc[0] + 32, product[1], scales[0]);
-  begin(1);
-  wgmma_wait_for(1);
-  settle(product[0]);
-  promote_prompt(acc[1], product[0], scales[1]);
-  wgmma_wait_for(0);
-  settle(product[1]);
-  release<kPair>(at.empty(stage), lane);
-  promote_prompt(acc[1] + 32, product[1], scales[1]);
-}
-
-/// kPair: the blocks of a cluster of two take different rows and the same weights, of which each brings half to both. kTall: 256 rows a block instead of 128, e4m3 only;
-/// kRegisters: of these the rows stand in registers. A row's sums have the same order every way.
-template <bool kFp8, bool kPair, bool kTall, bool kRegisters>
+/// kPair: the blocks of a cluster of two take different rows and the same weights, of which each brings half to both. kTall: 256 rows a block instead of 128, e4m3 only.
+/// A row's sums have the same order either way.
+template <bool kFp8, bool kPair, bool kTall>
 __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
   static_assert(kFp8 || !kTall);
   constexpr int kRows = kTall ? 256 : 128;
@@ -1039,9 +982,7 @@ __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
         float acc[2][64];
 #pragma unroll
         for (int i = 0; i < 128; ++i) acc[i / 64][i % 64] = 0;
-        for (int k = 0; k < phase.k_blocks; ++k)
-          if constexpr (kRegisters) multiply_prompt_registers<kPair>(at, acc, ring);
-          else multiply_prompt_tall<kPair>(at, acc, ring);
+        for (int k = 0; k < phase.k_blocks; ++k) multiply_prompt_tall<kPair>(at, acc, ring);
 #pragma unroll
         for (int m = 0; m < 2; ++m) store_prompt(phase, acc[m], walk.tile, walk.first_row + group * 128 + m * 64, args.rows);
       } else {
@@ -1058,9 +999,9 @@ __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
   extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ ChainArgs args) { \
     run_chain<columns, fp8, resident>(args);                                                                                         \
   }
-#define QUERN_PROMPT(name, fp8, pair, tall, registers)                                                                     \
+#define QUERN_PROMPT(name, fp8, pair, tall)                                                                     \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ PromptArgs args) { \
-    run_prompt<fp8, pair, tall, registers>(args);                                                                          \
+    run_prompt<fp8, pair, tall>(args);                                                                          \
   }
 
 }  // namespace quern::cuda::sm90

@@ -93,7 +93,6 @@ Result<Linears> Linears::load(Device& device, PromptShape shape) {
   ASSIGN_OR_RETURN(linears.bf16_.prompt, device.function<PromptArgs>("prompt_sm90", "prompt_bf16", shared));
   ASSIGN_OR_RETURN(linears.e4m3_.prompt_pair, device.function<PromptArgs>("prompt_sm90", "prompt_pair_e4m3", shared));
   ASSIGN_OR_RETURN(linears.e4m3_.prompt_tall_pair, device.function<PromptArgs>("prompt_sm90", "prompt_tall_pair_e4m3", shared));
-  ASSIGN_OR_RETURN(linears.e4m3_.prompt_registers, device.function<PromptArgs>("prompt_sm90", "prompt_registers_e4m3", shared));
   ASSIGN_OR_RETURN(linears.bf16_.prompt_pair, device.function<PromptArgs>("prompt_sm90", "prompt_pair_bf16", shared));
   return linears;
 }
@@ -173,13 +172,13 @@ void Linears::multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m
   args.x = e4m3 ? places.x8 : places.x16;
   args.x_scale = reinterpret_cast<const float*>(places.x_scale);
   const PromptShape shape = shape_ != PromptShape::kFastest ? shape_ : fastest_shape(phase, e4m3, args.x_rows);
-  const bool registers = shape == PromptShape::kRegisters && e4m3, tall = registers || (shape == PromptShape::kTallPair && e4m3), pair = shape != PromptShape::kSingle;
+  const bool tall = shape == PromptShape::kTallPair && e4m3, pair = shape != PromptShape::kSingle;
   const int block_rows = tall ? 256 : 128, per_stage = stage_bytes(block_rows, e4m3, false);
   args.stages = (max_shared_bytes_ - fixed_bytes(0, 0, 0)) / per_stage;
   const unsigned blocks = pair ? 2 : 1;  // of a cluster
   const int64_t items = phase.tiles * int64_t{plain::blocks_for(args.x_rows, block_rows * blocks)};
   const Kind& kind = e4m3 ? e4m3_ : bf16_;
-  stream.launch(registers ? kind.prompt_registers : tall ? kind.prompt_tall_pair : pair ? kind.prompt_pair : kind.prompt,
+  stream.launch(tall ? kind.prompt_tall_pair : pair ? kind.prompt_pair : kind.prompt,
                 {.grid = {blocks * static_cast<unsigned>(std::min<int64_t>(items, num_sms_ / static_cast<int>(blocks)))},
                  .block = {kThreads},
                  .shared_bytes = static_cast<unsigned>(fixed_bytes(0, 0, 0) + args.stages * per_stage),

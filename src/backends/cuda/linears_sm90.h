@@ -124,7 +124,7 @@ class Linears {
   friend class Chain;
   struct Kind {
     std::array<Function<ChainArgs>, kColumns.size()> chain;
-    Function<PromptArgs> prompt, prompt_pair, prompt_tall_pair, prompt_registers;
+    Function<PromptArgs> prompt, prompt_pair, prompt_tall_pair;
   };
   void launch_chain(Stream& stream, ChainArgs args, bool e4m3) const;
   void prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearPhase& phase, const RowsIn& in, int64_t rows,

@@ -156,15 +156,6 @@ __device__ __forceinline__ void wgmma(float (&d)[kColumns / 2], uint64_t a, uint
   }
 }
 
-/// d [64, 64] = (or +=) A B^T in e4m3: A [64, 32] in registers, four columns each: those from 4 q on of the rows g and g + 8, then those 16 further on.
-__device__ __forceinline__ void wgmma_from_registers_e4m3(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" QUERN_R32 "}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}\n"
-      : QUERN_D32(0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-
 /// d [64, 64] = (or +=) A B^T in bf16: A [64, 16] in registers, as two tiles of 8 columns of sums leave it. kTransposed: B stands in shared memory with its rows along K.
 template <int kTransposed = 0>
 __device__ __forceinline__ void wgmma_from_registers(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int accumulate) {

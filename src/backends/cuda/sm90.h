@@ -12,8 +12,8 @@ namespace quern::cuda::sm90 {
 ops::Verdict accepts_device(const ops::DeviceTraits& traits);
 
 /// How blocks take prompt rows in linear layers; the bits are the same. In pairs: clusters of two take different rows and share weights. Tall: 256 rows a block instead
-/// of 128, e4m3 only; of registers: the same, with the rows in registers.
-enum class PromptShape { kFastest, kSingle, kPair, kTallPair, kRegisters };
+/// of 128, e4m3 only.
+enum class PromptShape { kFastest, kSingle, kPair, kTallPair };
 
 #define QUERN_SM90(Op)                                                                    \
   ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits& traits); \
