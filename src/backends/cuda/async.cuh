@@ -14,10 +14,6 @@ __device__ inline uint32_t shared_address(const void* pointer) { return static_c
 __device__ inline void copy_async(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-/// 4 bytes from global to shared memory.
-__device__ inline void copy_async_word(void* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until at most kPending of this thread's groups are under way.
 template <int kPending>

@@ -1,9 +1,9 @@
 #include "backends/cuda/gdn_decode.cuh"
 #include "backends/cuda/ptx_sm90.cuh"
 
-// Single decode rows of many sequences on Hopper. A block stays on its multiprocessor and takes the heads of runs one after the other; four warps of their own bring
-// what the next ones need: states two ahead, the chunk's keys and values as soon as those of the head before are done with, all else one ahead. So the memory is
-// busy while a head is computed. What is computed, and every bit of it, is gdn_decode.cu's.
+// Single decode rows of many sequences on Hopper. A block stays on its multiprocessor and takes the heads of runs one after the other; a warp of its own brings what
+// the next ones need: two states ahead, the chunk's keys and values as soon as those of the head before are done with (and to L2 before that), all else one ahead.
+// So the memory is busy while a head is computed. What is computed, and every bit of it, is gdn_decode.cu's.
 
 namespace quern::cuda {
 
@@ -84,46 +84,45 @@ struct Walk {
   }
 };
 
-constexpr int kCopiers = kGdnStreamThreads - kThreads;
-
-/// The copying threads.
+/// The copying warp.
 template <class Ring>
 struct Copier {
   const GdnArgs& g;
   Memory<Ring>& m;
-  int thread;
+  int lane;
 
-  /// Begins to copy `count` rows of `kBytes` each; `to(row)` and `from(row)` say whence and where.
-  template <int kBytes>
-  __device__ void copy_rows(int count, const auto& to, const auto& from) const {
-    constexpr int kPieces = kBytes / 16;
-    for (int item = thread; item < count * kPieces; item += kCopiers) {
-      const int row = item / kPieces, at_byte = item % kPieces * 16;
-      copy_async(static_cast<char*>(to(row)) + at_byte, static_cast<const char*>(from(row)) + at_byte);
-    }
+  static constexpr int kRowBytes = kDim * sizeof(Ring);
+  [[nodiscard]] __device__ const Ring* key(const Item& item, int j) const {
+    return static_cast<const Ring*>(g.ring_k) + (item.place(g).ring_row(item.boundary + j) * g.num_k_heads + item.k_head) * kDim;
+  }
+  [[nodiscard]] __device__ const Ring* value(const Item& item, int j) const {
+    return static_cast<const Ring*>(g.ring_u) + (item.place(g).ring_row(item.boundary + j) * g.num_v_heads + item.head) * kDim;
   }
 
   __device__ void copy_state(const Item& item, int number) const {
-    if (thread != 0) return;
     const int stage = number % 2;
+    for (int j = lane; j < item.ring_rows(); j += 32) {
+      hopper::prefetch_to_l2(key(item, j), kRowBytes);
+      hopper::prefetch_to_l2(value(item, j), kRowBytes);
+    }
     hopper::barrier_wait(at(&m.state_empty[stage]), number / 2 % 2 ^ 1);
+    if (lane != 0) return;
     hopper::barrier_expect(at(&m.state_full[stage]), sizeof m.state[0]);
     hopper::bulk_copy_once(at(m.state[stage]), g.state + (int64_t{item.slot} * g.num_v_heads + item.head) * kDim * kDim, sizeof m.state[0], at(&m.state_full[stage]));
   }
 
   __device__ void copy_ring(const Item& item, int number) const {
-    constexpr int kRowBytes = kDim * sizeof(Ring);
-    const Place p = item.place(g);
-    const int rows = item.ring_rows();
     hopper::barrier_wait(at(&m.ring_empty), number % 2 ^ 1);
-    copy_rows<kRowBytes>(
-        rows, [&](int j) -> void* { return m.k[j]; },
-        [&](int j) -> const void* { return static_cast<const Ring*>(g.ring_k) + (p.ring_row(item.boundary + j) * g.num_k_heads + item.k_head) * kDim; });
-    copy_rows<kRowBytes>(
-        rows, [&](int j) -> void* { return m.u[j]; },
-        [&](int j) -> const void* { return static_cast<const Ring*>(g.ring_u) + (p.ring_row(item.boundary + j) * g.num_v_heads + item.head) * kDim; });
-    if (thread < rows) copy_async_word(&m.sums[thread], g.ring_g + p.ring_row(item.boundary + thread) * g.num_v_heads + item.head);
-    hopper::arrive_after_copies(at(&m.ring_full));
+    const int rows = item.ring_rows();
+    const uint32_t full = at(&m.ring_full);
+    if (lane == 0) hopper::barrier_expect(full, 2 * rows * kRowBytes);
+    __syncwarp();
+    for (int j = lane; j < rows; j += 32) {
+      hopper::bulk_copy(at(m.k[j]), key(item, j), kRowBytes, full);
+      hopper::bulk_copy(at(m.u[j]), value(item, j), kRowBytes, full);
+      copy_async_word(&m.sums[j], g.ring_g + item.place(g).ring_row(item.boundary + j) * g.num_v_heads + item.head);
+    }
+    hopper::arrive_after_copies(full);
   }
 
   __device__ void copy_inputs(Item item, int number) const {
@@ -132,24 +131,22 @@ struct Copier {
     const uint32_t full = at(&m.inputs_full[stage]);
     const Place p = item.place(g);
     const int64_t gate = int64_t{item.first_row} * g.num_v_heads + item.head;
-    if (thread == 0) {
-      item.beta = round_to(DType::kBF16, sigmoid(__bfloat162float(static_cast<const __nv_bfloat16*>(g.b)[gate])));
-      item.decay_log = __fmul_rn(g.decay[item.head], softplus(__bfloat162float(static_cast<const __nv_bfloat16*>(g.a)[gate]) + g.dt_bias[item.head]));
-    }
+    item.beta = round_to(DType::kBF16, sigmoid(__bfloat162float(static_cast<const __nv_bfloat16*>(g.b)[gate])));
+    item.decay_log = __fmul_rn(g.decay[item.head], softplus(__bfloat162float(static_cast<const __nv_bfloat16*>(g.a)[gate]) + g.dt_bias[item.head]));
     hopper::barrier_wait(at(&m.inputs_empty[stage]), number / 2 % 2 ^ 1);
-    copy_rows<kDim * sizeof(float)>(
-        12, [&](int i) -> void* { return &to.taps[i / 3][i % 3 * kDim]; }, [&](int i) -> const void* { return g.conv + i / 3 * p.channels + p.channel(g, i % 3); });
-    const int missing = max(0, 3 - item.cursor);  // raw columns before the sequence's start are not there
-    copy_rows<kDim * sizeof(__nv_bfloat16)>(
-        (4 - missing) * 3, [&](int i) -> void* { return &to.columns[missing + i / 3][i % 3 * kDim]; },
-        [&](int i) -> const void* { return p.columns(g, item.cursor - 3 + missing + i / 3) + p.channel(g, i % 3); });
-    copy_rows<kDim * sizeof(__nv_bfloat16)>(
-        1, [&](int) -> void* { return to.z; }, [&](int) -> const void* { return static_cast<const __nv_bfloat16*>(g.z) + gate * kDim; });
-    hopper::arrive_after_copies(full);
-    if (thread == 0) {
+    const int first = max(0, 3 - item.cursor);  // raw columns before the sequence's start are not there
+    if (lane == 0) {
       to.item = item;
-      hopper::barrier_arrive(full);
+      hopper::barrier_expect(full, 12 * kDim * sizeof(float) + ((4 - first) * 3 + 1) * kDim * sizeof(__nv_bfloat16));
     }
+    __syncwarp();
+    const int part = lane % 12 % 3, i = lane % 12 / 3;
+    if (lane < 12)
+      hopper::bulk_copy(at(&to.taps[i][part * kDim]), g.conv + i * p.channels + p.channel(g, part), kDim * sizeof(float), full);
+    else if (lane < 24 && i >= first)
+      hopper::bulk_copy(at(&to.columns[i][part * kDim]), p.columns(g, item.cursor - 3 + i) + p.channel(g, part), kDim * sizeof(__nv_bfloat16), full);
+    else if (lane == 24)
+      hopper::bulk_copy(at(to.z), static_cast<const __nv_bfloat16*>(g.z) + gate * kDim, kDim * sizeof(__nv_bfloat16), full);
   }
 
   __device__ void run() const {
@@ -160,8 +157,9 @@ struct Copier {
       copy_state(item, 0);
       copy_ring(item, 0);
     }
-    if (thread == 0) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+    if (lane == 0) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
     await_predecessor();
+    hopper::fence_async_proxy_all();
     int number = 0;
     for (; some; ++number) {
       Item after;
@@ -172,13 +170,11 @@ struct Copier {
       item = after;
       some = more;
     }
-    const int stage = number % 2;
-    hopper::barrier_wait(at(&m.inputs_empty[stage]), number / 2 % 2 ^ 1);
-    if (thread == 0) {
-      m.inputs[stage].item.slot = -1;
-      hopper::barrier_arrive(at(&m.inputs_full[stage]));
+    hopper::barrier_wait(at(&m.inputs_empty[number % 2]), number / 2 % 2 ^ 1);
+    if (lane == 0) {
+      m.inputs[number % 2].item.slot = -1;
+      hopper::barrier_arrive(at(&m.inputs_full[number % 2]));
     }
-    hopper::barrier_arrive(at(&m.inputs_full[stage]));
   }
 };
 
@@ -228,6 +224,7 @@ __device__ void compute(const GdnArgs& g, Memory<Ring>& m) {
       store_state();
     }
     keep_boundary_columns(g, p, item.committed != 0, item.first_of_key != 0);
+    hopper::fence_async_proxy();  // the next copies overwrite what was written here
     __syncwarp();
     if (lane == 0) {
       hopper::barrier_arrive(at(&m.ring_empty));
@@ -244,24 +241,24 @@ __device__ void stream(const GdnArgs& g) {
     for (int stage = 0; stage < 2; ++stage) {
       hopper::barrier_init(at(&m.state_full[stage]), 1);
       hopper::barrier_init(at(&m.state_empty[stage]), kWarps);
-      hopper::barrier_init(at(&m.inputs_full[stage]), kCopiers + 1);
+      hopper::barrier_init(at(&m.inputs_full[stage]), 1);
       hopper::barrier_init(at(&m.inputs_empty[stage]), kWarps);
     }
-    hopper::barrier_init(at(&m.ring_full), kCopiers);
+    hopper::barrier_init(at(&m.ring_full), 1 + 32);
     hopper::barrier_init(at(&m.ring_empty), kWarps);
     hopper::fence_barrier_init();
     release_successor();
   }
   __syncthreads();
   if (threadIdx.x >= kThreads)
-    Copier<Ring>{g, m, static_cast<int>(threadIdx.x) - kThreads}.run();
+    Copier<Ring>{g, m, static_cast<int>(threadIdx.x) % 32}.run();
   else
     compute(g, m);
 }
 
 }  // namespace
 
-static_assert(sizeof(Memory<float>) <= kGdnStreamSharedBytes);
+static_assert(sizeof(Memory<float>) <= kGdnStreamSharedBytes && kThreads + 32 == kGdnStreamThreads);
 
 // The ring's dtype.
 extern "C" __global__ void __launch_bounds__(kGdnStreamThreads, 1) gdn_stream_f32(const __grid_constant__ GdnArgs g) { stream<float>(g); }

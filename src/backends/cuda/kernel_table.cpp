@@ -28,8 +28,7 @@ constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", plain::accepts, plain::m
 constexpr ops::Candidate<ops::Attention> kAttention[] = {{"cuda.sm90", sm90::accepts, sm90::make},
                                                          {"cuda.mma", mma::accepts, mma::make},
                                                          {"cuda.plain", plain::accepts, plain::make}};
-constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cuda.sm90", mma::accepts_stream, mma::make_stream, true},
-                                                   {"cuda.mma.chunked", mma::accepts, mma::make_chunked},
+constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cuda.mma.chunked", mma::accepts, mma::make_chunked},
                                                    {"cuda.mma", mma::accepts, mma::make},
                                                    {"cuda.plain", plain::accepts, plain::make}};
 
