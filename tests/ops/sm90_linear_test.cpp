@@ -292,6 +292,44 @@ TEST(Sm90Linear, EndsWhereMostBlocksHaveNoTile) {
   }
 }
 
+/// The same where launches are not awaited one by one, with in_proj_a and in_proj_b, which other warps compute beside: thousands of launches that overlap.
+TEST(Sm90Linear, SmallLayersEndInAStreamThatRunsAhead) {
+  ONLY_SM90();
+  Bed bed;
+  Random random(11);
+  constexpr int64_t kHidden = 256, kQkv = 384, kZ = 128, kHeads = 2, kMost = 9;
+  const LinearCase qkv(bed, random, {kQkv, kHidden, WeightScheme::kFp8Block}), z(bed, random, {kZ, kHidden, WeightScheme::kFp8Block});
+  const LinearCase b(bed, random, {kHeads, kHidden, WeightScheme::kBF16}), a(bed, random, {kHeads, kHidden, WeightScheme::kBF16});
+  const LinearCase down(bed, random, {kHidden, kQkv, WeightScheme::kFp8Block});
+  const TensorView norm = bed.tensor(DType::kF32, {kHidden}, random.normals(kHidden, 0.2f));
+  const std::vector<float> input = random.normals(kMost * kHidden);
+  const auto gdn_in = make_kernel<GdnIn>(bed, {kHidden, qkv.source.shape, z.source.shape, b.source.shape, a.source.shape, kEps, DType::kBF16});
+  const auto residual = make_kernel<DownResidual>(bed, {down.source.shape, ActivationLayout::kPlain, DType::kBF16, true});
+  Buffer &in_packed = bed.packed(*gdn_in), &down_packed = bed.packed(*residual);
+  gdn_in->pack({norm, qkv.source, z.source, b.source, a.source}, in_packed, bed.stream());
+  residual->pack(down.source, down_packed, bed.stream());
+  ASSERT_OK(bed.stream().finish());
+  const std::unique_ptr<Device> device = backends::open_device(platform_under_test(), {}).value();
+  const std::unique_ptr<Stream> stream = device->make_stream().value();
+  for (const int64_t rows : {1, 2, 3, 4, 5, 9}) {
+    const GdnInputs projected{bed.tensor(DType::kBF16, {rows, kQkv}), bed.tensor(DType::kBF16, {rows, kZ}), bed.tensor(DType::kBF16, {rows, kHeads}), bed.tensor(DType::kBF16, {rows, kHeads})};
+    const KindRows step(rows, RowKind::kDecode);
+    std::string bytes[2];
+    for (int i = 0; i < 2; ++i) {
+      const TensorView x = bed.tensor(DType::kBF16, {rows, kHidden}, std::vector<float>(input.begin(), input.begin() + rows * kHidden));
+      Launch launch = bed.launch(*gdn_in, rows), other = bed.launch(*residual, rows);
+      Launch first{i == 0 ? bed.stream() : *stream, launch.workspace}, second{first.stream, other.workspace};
+      // The residual is added once; the projection is repeated, which changes nothing.
+      gdn_in->enqueue(step.rows, x, in_packed, projected, first);
+      residual->enqueue(step.rows, {ActivationLayout::kPlain, projected.qkv, {}}, down_packed, x, second);
+      for (int turn = 0; turn < (i == 0 ? 1 : 500); ++turn) gdn_in->enqueue(step.rows, x, in_packed, projected, first);
+      ASSERT_OK(first.stream.finish());
+      bytes[i] = Bed::bytes(x) + Bed::bytes(projected.qkv) + Bed::bytes(projected.z) + Bed::bytes(projected.b) + Bed::bytes(projected.a);
+    }
+    EXPECT_TRUE(bytes[0] == bytes[1]) << rows;
+  }
+}
+
 TEST(Sm90Linear, AChainOfLayersGivesTheBitsOfSingleLaunches) {
   ONLY_SM90();
   Bed bed;

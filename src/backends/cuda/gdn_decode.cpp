@@ -1,7 +1,6 @@
 #include "backends/cuda/device_code.h"
 #include "backends/cuda/gdn_prompt.h"
 #include "backends/cuda/mma.h"
-#include "backends/cuda/sm90.h"
 
 namespace quern::cuda::mma {
 
@@ -13,10 +12,8 @@ constexpr int kSharedBytes = kGdnDecodeSharedBytes;
 class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
   struct Functions {
-    Function<GdnArgs> decode_1, decode_4;   // rows at a time
-    std::optional<Function<GdnArgs>> stream;  // single rows, a block a multiprocessor
-    bool overlap;                           // programmatic dependent launch
-    int num_sms;
+    Function<GdnArgs> decode_1, decode_4;  // rows at a time
+    bool overlap;                          // programmatic dependent launch
   };
   GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, std::optional<GdnPromptLauncher> prompt,
                const Functions& functions, int64_t l2_bytes)
@@ -40,10 +37,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
       // Few states leave the memory idle while they are computed with.
       const int64_t state_bytes = kinds.num_decode_runs * problem_.num_v_heads * kDim * kDim * static_cast<int64_t>(sizeof(float));
       if (state_bytes <= l2_bytes_ / 4) args.prefetch = plain::prefetch_of(launch, l2_bytes_ / 2);
-      if (functions_.stream && kinds.longest_decode_run == 1)
-        launch_stream(stream, args);
-      else
-        launch_decode(stream, function, args);
+      launch_decode(stream, function, args);
       if (kinds.longest_decode_run > 1) {  // some runs may write where other heads still read; they are kept once all have read
         args.phases = kGdnKeep;
         launch_decode(stream, function, args);
@@ -69,16 +63,6 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
                   args);
   }
 
-  void launch_stream(Stream& stream, const GdnArgs& args) const {
-    const int64_t heads = problem_.num_v_heads * args.step.num_runs;
-    stream.launch(*functions_.stream,
-                  {.grid = {static_cast<unsigned>(std::min<int64_t>(heads, functions_.num_sms))},
-                   .block = {kGdnStreamThreads},
-                   .shared_bytes = kGdnStreamSharedBytes,
-                   .programmatic = true},
-                  args);
-  }
-
   ops::GdnMix::Problem problem_;
   GdnLauncher launcher_;
   std::optional<GdnPromptLauncher> prompt_;  // none: the plain kernels take prompt rows
@@ -86,7 +70,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   int64_t l2_bytes_;
 };
 
-Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device, bool chunked, bool streams) {
+Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device, bool chunked) {
   Device& gpu = cuda_device(device);
   ASSIGN_OR_RETURN(GdnLauncher launcher, GdnLauncher::create(problem, gpu));
   std::optional<GdnPromptLauncher> prompt;
@@ -97,10 +81,6 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
   const bool f32 = problem.ring == DType::kF32;
   ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_decode_1_f32" : "gdn_decode_1_bf16", kSharedBytes));
   ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_decode_4_f32" : "gdn_decode_4_bf16", kSharedBytes));
-  if (streams) {
-    ASSIGN_OR_RETURN(functions.stream, gpu.function<GdnArgs>("gdn_decode_sm90", f32 ? "gdn_stream_f32" : "gdn_stream_bf16", kGdnStreamSharedBytes));
-  }
-  functions.num_sms = gpu.num_sms();
   functions.overlap = runs_code_for("90a", gpu.traits().architecture);
   return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu.l2_bytes()));
 }
@@ -113,13 +93,7 @@ ops::Verdict accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTrait
   return plain::accepts(problem, traits);
 }
 
-Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device) { return make(problem, device, false, false); }
-Result<std::unique_ptr<ops::GdnMix::Kernel>> make_chunked(const ops::GdnMix::Problem& problem, ops::Device& device) { return make(problem, device, true, false); }
-
-ops::Verdict accepts_stream(const ops::GdnMix::Problem& problem, const ops::DeviceTraits& traits) {
-  if (ops::Verdict verdict = sm90::accepts_device(traits); !verdict.accepted) return verdict;
-  return accepts(problem, traits);
-}
-Result<std::unique_ptr<ops::GdnMix::Kernel>> make_stream(const ops::GdnMix::Problem& problem, ops::Device& device) { return make(problem, device, true, true); }
+Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device) { return make(problem, device, false); }
+Result<std::unique_ptr<ops::GdnMix::Kernel>> make_chunked(const ops::GdnMix::Problem& problem, ops::Device& device) { return make(problem, device, true); }
 
 }  // namespace quern::cuda::mma

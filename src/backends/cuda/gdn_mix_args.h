@@ -11,9 +11,6 @@ inline constexpr int32_t kGdnPrompt = 1, kGdnDecode = 2;
 inline constexpr int32_t kGdnCompute = 1, kGdnKeep = 2, kGdnToGrid = 4;
 /// Dynamic shared memory of the kernels in gdn_decode.cu.
 inline constexpr int kGdnDecodeSharedBytes = 88 << 10;
-/// Of those in gdn_decode_sm90.cu.
-inline constexpr int kGdnStreamSharedBytes = 216 << 10;
-inline constexpr int kGdnStreamThreads = 544;
 
 /// One GDN layer: its extents, weights, state and the step's rows.
 struct GdnArgs {

@@ -15,9 +15,6 @@ QUERN_MMA(GdnMix)
 #undef QUERN_MMA
 /// "cuda.mma.chunked": as GdnMix's, and prompt rows chunk by chunk on the matrix units.
 Result<std::unique_ptr<ops::GdnMix::Kernel>> make_chunked(const ops::GdnMix::Problem& problem, ops::Device& device);
-/// "cuda.sm90": as "cuda.mma.chunked", and single decode rows by blocks that stay on their multiprocessors (gdn_decode_sm90.cu). The bits are the same.
-ops::Verdict accepts_stream(const ops::GdnMix::Problem& problem, const ops::DeviceTraits& traits);
-Result<std::unique_ptr<ops::GdnMix::Kernel>> make_stream(const ops::GdnMix::Problem& problem, ops::Device& device);
 
 /// Which kinds a step's runs have, and the longest of the decode runs.
 struct Kinds {
