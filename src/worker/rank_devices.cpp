@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <set>
 
 #include "backends/platforms.h"
 
@@ -25,6 +24,24 @@ std::vector<std::string> split(std::string_view list) {
   }
 }
 
+/// opencl without a number is the first Intel GPU; for several ranks, it and others of its kind.
+Result<std::vector<std::string>> intel_gpus(int32_t count) {
+  std::vector<std::string> names;
+  std::string kind;
+  if (const auto listed = backends::opencl_devices()) {
+    for (size_t i = 0; i < listed->size() && std::ssize(names) < count; ++i) {
+      const ops::FoundDevice& device = (*listed)[i];
+      if (!device.is_intel_gpu || !device.why_not_usable.empty() || (!kind.empty() && device.name != kind)) continue;
+      kind = device.name;
+      names.push_back(fmt::format("opencl:{}", i));
+    }
+  }
+  if (std::ssize(names) < count)
+    return invalid_argument("--device opencl: {} ranks want as many Intel GPUs of one kind, and {} found; others have to be named, as in opencl:0,opencl:1", count,
+                            names.empty() ? "none was" : fmt::format("{} {} was", names.size(), kind));
+  return names;
+}
+
 }  // namespace
 
 Result<std::vector<std::string>> rank_devices(std::string_view device, int32_t tp_size, int32_t pp_size) {
@@ -34,6 +51,7 @@ Result<std::vector<std::string>> rank_devices(std::string_view device, int32_t t
     if (name.empty()) return invalid_argument("--device {}: a name is missing", device);
   if (names.size() == 1 && num_ranks > 1) {
     const std::string first = names[0], platform = first.substr(0, first.find(':'));
+    if (first == "opencl") return intel_gpus(num_ranks);
     int32_t ordinal = 0;
     if (platform.size() < first.size()) {
       const char* end = first.data() + first.size();
@@ -46,25 +64,24 @@ Result<std::vector<std::string>> rank_devices(std::string_view device, int32_t t
   }
   if (std::ssize(names) != num_ranks)
     return invalid_argument("--device names {} devices, but -tp {} -pp {} {} on {}", names.size(), tp_size, pp_size, num_ranks == 1 ? "runs" : "run", num_ranks);
-  std::set<std::string_view> seen;
   for (const std::string& name : names)
-    if (name.find(':') != std::string::npos && !seen.insert(name).second) return invalid_argument("--device {}: {} is named twice, and every rank needs a device of its own", device, name);
+    if (std::count(names.begin(), names.end(), name) > 1 && (name.starts_with("cpu:") || name.starts_with("cuda:")))
+      return invalid_argument("--device {}: {} is named twice, and every rank needs a device of its own", device, name);
   return names;
 }
 
 Result<std::vector<ops::DeviceTraits>> traits_of_ranks(const std::vector<std::string>& devices, int32_t tp_size) {
   std::map<std::string, ops::DeviceTraits> known;
   std::vector<ops::DeviceTraits> ranks;
-  const int sharing = num_sharing_cpu(devices);
   for (const std::string& name : devices) {
     const std::string kind = is_cpu(name) ? "cpu" : name;
     if (!known.contains(kind)) {
       ASSIGN_OR_RETURN(ops::DeviceTraits traits, backends::traits_by_name(is_cpu(name) && devices.size() == 1 ? name : kind));
-      if (is_cpu(name)) {
-        traits.memory_bytes /= static_cast<uint64_t>(sharing);
-        traits.read_bandwidth /= sharing;
-        traits.num_cores = std::max(traits.num_cores / sharing, 1);
-      }
+      const auto named = static_cast<int>(std::count(devices.begin(), devices.end(), name));
+      const int sharing = is_cpu(name) ? num_sharing_cpu(devices) : name.starts_with("opencl") ? named : 1;  // the name of a card is of as many cards
+      traits.memory_bytes /= static_cast<uint64_t>(sharing);
+      traits.read_bandwidth /= sharing;
+      traits.num_cores = std::max(traits.num_cores / sharing, 1);
       known.emplace(kind, std::move(traits));
     }
     ranks.push_back(known.at(kind));

@@ -288,6 +288,7 @@ TEST(Plan, RefusesRanksThatCannotWorkTogether) {
   EXPECT_THAT(refusal("b60,b70", 2, 1), HasSubstr("same kind of device"));
   EXPECT_THAT(refusal("b60,h200", 1, 2), HasSubstr("two platforms"));
   EXPECT_THAT(refusal("cpu:0,,cpu:1", 3, 1), HasSubstr("a name is missing"));
+  EXPECT_THAT(refusal("opencl", 64, 1), HasSubstr("64 ranks want as many Intel GPUs"));
   EXPECT_EQ(refusal("b60,b70", 1, 2), "") << "stages may differ";
   EXPECT_EQ(refusal("b60", 2, 2), "");
 }
@@ -301,6 +302,7 @@ TEST(Plan, LetsDevicesFollowTheFirst) {
   EXPECT_EQ(names("cpu", 3, 1), (Names{"cpu:0", "cpu:1", "cpu:2"}));
   EXPECT_EQ(names("b60", 1, 2), (Names{"b60", "b60"}));
   EXPECT_EQ(names("cuda:3,cuda:1", 1, 2), (Names{"cuda:3", "cuda:1"}));
+  EXPECT_EQ(names("opencl:1,opencl:1", 2, 1), (Names{"opencl:1", "opencl:1"})) << "an OpenCL device may have several ranks";
 }
 
 }  // namespace

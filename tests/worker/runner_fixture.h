@@ -21,12 +21,18 @@ inline std::string device_under_test() {
   return name != nullptr ? name : "cpu";
 }
 
-/// Whether the machine has so many of that device. The CPU shares itself out.
+/// For --device: so many of that device. The CPU shares itself out, and an OpenCL device may have several ranks.
+inline std::string devices_under_test(int32_t count) {
+  std::string list = device_under_test();
+  if (list.starts_with("opencl"))
+    for (int32_t i = 1; i < count; ++i) list += "," + device_under_test();
+  return list;
+}
+/// Whether the machine has them.
 inline bool has_devices(int32_t count) {
-  const std::string platform = device_under_test().substr(0, device_under_test().find(':'));
-  if (platform == "cpu") return true;
+  if (!device_under_test().starts_with("cuda")) return true;
   static int32_t found = 1;  // main() has opened the first
-  while (found < count && backends::open_device(fmt::format("{}:{}", platform, found), {})) ++found;
+  while (found < count && backends::open_device(fmt::format("cuda:{}", found), {})) ++found;
   return found >= count;
 }
 
@@ -49,7 +55,7 @@ class TestRunner {
  public:
   explicit TestRunner(const std::filesystem::path& model_dir, WorkerOptions options = {}, bool records = false) {
     options.model_dir = model_dir;
-    options.device = device_under_test();
+    options.device = devices_under_test(options.tp_size * options.pp_size);
     if (options.max_num_seqs == 0) options.max_num_seqs = 4;
     if (options.max_model_len == 0) options.max_model_len = 512;
     auto made_plan = make_plan(options);
