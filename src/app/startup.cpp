@@ -71,7 +71,9 @@ Result<std::unique_ptr<worker::WorkerGroup>> start_planned(const worker::Executi
                                                            const worker::LoadProgress& on_progress) {
   RETURN_IF_ERROR(check_runnable(plan));
   log_plan(plan);
-  Progress progress("loading weights", plan.memory.weights_bytes);
+  uint64_t weights_bytes = 0;  // of all ranks
+  for (const worker::RankPlan& rank : plan.ranks) weights_bytes += rank.memory.weights_bytes;
+  Progress progress("loading weights", weights_bytes);
   const auto update = [&](double share) {
     progress.update(share);
     if (on_progress) on_progress(share);
