@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,11 +29,12 @@ inline std::string devices_under_test(int32_t count) {
     for (int32_t i = 1; i < count; ++i) list += "," + device_under_test();
   return list;
 }
-/// Whether the machine has them.
+/// Whether the machine has them; what is left out otherwise is said once.
 inline bool has_devices(int32_t count) {
   if (!device_under_test().starts_with("cuda")) return true;
-  static int32_t found = 1;  // main() has opened the first
+  static int32_t found = 1, told = 0;  // main() has opened the first
   while (found < count && backends::open_device(fmt::format("cuda:{}", found), {})) ++found;
+  if (found < count && told < count) std::cout << fmt::format("SKIPPED: what takes {} GPUs, of which this machine has {}\n", told = count, found);
   return found >= count;
 }
 
