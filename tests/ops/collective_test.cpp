@@ -360,7 +360,7 @@ TEST_P(Collectives, TakePartInRecordedGraphs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, Collectives, ::testing::Values("direct", "staged", "nccl"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Transports, Collectives, ::testing::Values("direct", "staged", "nccl"), [](const auto& test) { return test.param; });
 
 // What holds for the CPU alone.
 

@@ -1,12 +1,14 @@
 #include "backends/cuda/async.cuh"
 #include "backends/cuda/collective_args.h"
 #include "backends/cuda/numeric.cuh"
+#include "backends/cuda/system_scope.cuh"
 
 // Messages between ranks from inside kernels: through memory of the receiver where ranks reach it (direct), or through page-locked host memory (staged). Only the addresses differ.
 //
 // Why no rank overwrites what another still reads. Block b of a rank meets block b of the others and no other block. What it writes takes turns between two places. It writes message n into the
 // place of message n - 2 only after it has ended message n - 1, for which it has seen the other ranks' parts of n - 1; these were written by kernels that began after their kernel of n - 2 had
-// ended (await_predecessor: everything before in the stream is complete), so nobody reads n - 2 any more. In a channel, the receiver says what it has taken.
+// ended (await_predecessor: everything before in the stream is complete), so nobody reads n - 2 any more. In a channel, the blocks of the receiver say what they have taken, and every block
+// of the sender waits for all of them.
 //
 // Why what is read is whole. Small messages: a half line is one 64-bit word, written and read as one, so the number in it vouches for the data in it; nothing is ordered against anything else.
 // A place holds number n - 2 until n arrives, since every block that has words of a round writes all of them, also those past the message's end; numbers may wrap. Bulk and channels: all threads
@@ -17,37 +19,6 @@
 namespace quern::cuda {
 
 namespace {
-
-__device__ inline uint64_t global_time_ns() {
-  uint64_t time;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
-  return time;
-}
-
-// Volatile accesses are relaxed ones at system scope; elements of a vector are single words.
-__device__ inline Line load_line(const Line* line) {
-  Line value;
-  asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(value.half[0]), "=l"(value.half[1]) : "l"(line) : "memory");
-  return value;
-}
-__device__ inline void store_line(Line* line, const Line& value) {
-  asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(line), "l"(value.half[0]), "l"(value.half[1]) : "memory");
-}
-__device__ inline uint4 load_shared_data(const uint4* data) {
-  uint4 v;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(data) : "memory");
-  return v;
-}
-__device__ inline void store_shared_data(uint4* data, const uint4& v) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(data), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-__device__ inline uint32_t acquire(const uint32_t* word) {
-  uint32_t value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-  return value;
-}
-__device__ inline void release(uint32_t* word, uint32_t value) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory"); }
-__device__ inline uint32_t look(const uint32_t* word) { return *static_cast<const volatile uint32_t*>(word); }
 
 /// One thread's wait. After kFastPolls it rests between polls, looks at the clock and whether anybody has stopped.
 class Waiter {
@@ -398,13 +369,13 @@ __device__ inline Share share_of(uint32_t bytes) {
   const uint32_t begin = min(blockIdx.x * share, num_pieces);
   return {begin, min(begin + share, num_pieces)};
 }
-/// One thread waits for all of the block. The same in all threads; false: given up.
+/// So many threads wait, each until is_there(its number). The same in all threads; false: given up.
 template <class IsThere>
-__device__ inline bool await_peer(const MessageArgs& args, uint32_t number, const IsThere& is_there) {
+__device__ inline bool await_peer(const MessageArgs& args, uint32_t number, unsigned num_waiting, const IsThere& is_there) {
   bool there = true;
-  if (threadIdx.x == 0) {
+  if (threadIdx.x < num_waiting) {
     Waiter waiter(args.wait);
-    while (there && !is_there()) there = waiter.goes_on();
+    while (there && !is_there(threadIdx.x)) there = waiter.goes_on();
     if (!there) waiter.give_up(1u << args.peer, number, args.bytes);
   }
   return __syncthreads_and(there) != 0;
@@ -421,7 +392,8 @@ extern "C" __global__ void __launch_bounds__(kBulkThreads) send_message(const __
   if (__syncthreads_and(begins(args.wait)) == 0) return;
   uint32_t& sent = args.wait.counters->sent[args.peer][blockIdx.x];
   const uint32_t number = sent + 1;
-  if (!await_peer(args, number, [&] { return static_cast<int32_t>(acquire(&args.taken[blockIdx.x]) - (number - 2)) >= 0; })) return;
+  // A block's share depends on the size of the message: what it overwrites may be another block's to read.
+  if (!await_peer(args, number, kExchangeBlocks, [&](unsigned block) { return static_cast<int32_t>(acquire(&args.taken[block]) - (number - 2)) >= 0; })) return;
   const Share share = share_of(args.bytes);
   uint4* const data = data_of(args.channel, args.capacity, static_cast<int>(number % 2));
   copy_pieces(share.begin, share.end, [&](uint32_t i) { return load_piece<16>(args.message, i, args.bytes); },
@@ -437,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(kBulkThreads) receive_message(const
   if (__syncthreads_and(begins(args.wait)) == 0) return;
   uint32_t& received = args.wait.counters->received[args.peer][blockIdx.x];
   const uint32_t number = received + 1;
-  if (!await_peer(args, number, [&] { return acquire(&args.channel->arrived[number % 2][blockIdx.x]) == number; })) return;
+  if (!await_peer(args, number, 1, [&](unsigned) { return acquire(&args.channel->arrived[number % 2][blockIdx.x]) == number; })) return;
   const Share share = share_of(args.bytes);
   const uint4* const data = data_of(static_cast<const Channel*>(args.channel), args.capacity, static_cast<int>(number % 2));
   copy_pieces(share.begin, share.end, [&](uint32_t i) { return as_piece(load_shared_data(data + i)); }, [&](uint32_t i, const Piece<16>& piece) { store_piece(args.message, i, args.bytes, piece); });

@@ -10,8 +10,11 @@ namespace quern::cuda {
 
 inline constexpr int kMaxRanks = 8;
 /// Every launch has as many blocks: they are resident together on any GPU, and the blocks of one number meet on all ranks.
-inline constexpr int kExchangeBlocks = 32;
-inline constexpr int kSmallThreads = 256, kBulkThreads = 512;
+#ifdef QUERN_EMULATED_EXCHANGE  // tests run the kernels thread by thread on a CPU
+inline constexpr int kExchangeBlocks = 3, kSmallThreads = 8, kBulkThreads = 8;
+#else
+inline constexpr int kExchangeBlocks = 32, kSmallThreads = 256, kBulkThreads = 512;
+#endif
 /// A small message is a word of 8 bytes for each thread of a round.
 inline constexpr int kSmallRounds = 4;
 inline constexpr int64_t kSmallWordBytes = 8, kSmallWords = int64_t{kExchangeBlocks} * kSmallThreads * kSmallRounds, kSmallBytes = kSmallWords * kSmallWordBytes;

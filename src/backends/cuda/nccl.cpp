@@ -278,7 +278,8 @@ class End final : public ops::Collective {
     stream.launch(functions_.tell, kOneThread, args);
     stream.context()->make_current();
     if (const NcclStatus status = make(own().comm, stream.handle()); status != 0) {
-      stream.fail(make_error(ErrorCode::kInternal, "NCCL refuses a message of {} bytes of rank {}: {}", bytes, rank_, group_->nccl.error_string(status)));
+      const Result<void> outcome = group_->rendezvous.goes_on(rank_);  // a call that was ended says no more than that
+      stream.fail(!outcome ? outcome.error() : make_error(ErrorCode::kInternal, "NCCL refuses a message of {} bytes of rank {}: {}", bytes, rank_, group_->nccl.error_string(status)));
       return false;
     }
     args.ends = 1;

@@ -1,0 +1,9 @@
+#pragma once
+
+#include "emulation.h"
+
+namespace quern::cuda {
+
+using quern::DType;
+
+}  // namespace quern::cuda
