@@ -4,6 +4,8 @@
 #include "backends/cuda/collective.h"
 #include "backends/opencl/collective.h"
 #include "backends/platforms.h"
+#include "backends/transport_trial.h"
+#include "base/log.h"
 
 namespace quern::backends {
 
@@ -28,7 +30,7 @@ const ops::TransportList& transports(ops::Platform platform) {
   CHECK_UNREACHABLE();
 }
 
-Result<ops::Collectives> connect(std::span<ops::Device* const> devices, const ops::CollectiveOptions& options) {
+Result<ops::Connection> try_transports(std::span<ops::Device* const> devices, const ops::CollectiveOptions& options, std::span<const int64_t> row_counts) {
   CHECK(!devices.empty());
   const ops::Platform platform = devices.front()->traits().platform;
   for (const ops::Device* device : devices)
@@ -40,19 +42,24 @@ Result<ops::Collectives> connect(std::span<ops::Device* const> devices, const op
   const std::vector<std::string_view> names = names_of(list.transports());
   if (!options.transport.empty() && std::find(names.begin(), names.end(), options.transport) == names.end())
     return invalid_argument("collective '{}': {} has {}", options.transport, ops::platform_name(platform), fmt::join(names, ", "));
-  std::string reasons;
-  for (const ops::Transport& transport : list.transports()) {
-    if (!options.transport.empty() && transport.name != options.transport) continue;
-    const ops::Verdict verdict = transport.probe(devices);
-    if (verdict.accepted) {
-      auto ends = transport.connect(devices, options);
-      if (ends) return ends;
-      reasons += fmt::format("\n  {:<8} {}", transport.name, ends.error().message);
-    } else {
-      reasons += fmt::format("\n  {:<8} {}", transport.name, verdict.reason);
-    }
+  return try_list(list, devices, options, kernel_table(platform), row_counts);
+}
+
+Result<ops::Collectives> connect(std::span<ops::Device* const> devices, const ops::CollectiveOptions& options) {
+  ASSIGN_OR_RETURN(ops::Connection connection, try_transports(devices, options, kTrialRows));
+  const std::string_view platform = ops::platform_name(devices.front()->traits().platform);
+  if (connection.ends.empty()) {
+    std::string reasons;
+    for (const ops::TransportTrial& trial : connection.trials) reasons += fmt::format("\n  {:<8} {}", trial.transport, trial.refusal);
+    return make_error(ErrorCode::kUnsupported, "{} ranks on {} cannot exchange messages:{}", devices.size(), platform, reasons);
   }
-  return make_error(ErrorCode::kUnsupported, "{} ranks on {} cannot exchange messages:{}", devices.size(), ops::platform_name(platform), reasons);
+  if (devices.size() > 1) {
+    for (const ops::TransportTrial& trial : connection.trials) log_info("collective {:<8} {}", trial.transport, describe(trial));
+    log_info("{} ranks on {} exchange messages by {}{}", devices.size(), platform, connection.chosen, options.transport.empty() ? "" : ", as asked");
+  }
+  if (options.wrap)
+    for (auto& end : connection.ends) end = options.wrap(std::move(end));
+  return std::move(connection.ends);
 }
 
 }  // namespace quern::backends

@@ -154,6 +154,8 @@ std::vector<std::string> describe_devices() {
   return lines;
 }
 
+Result<std::vector<ops::FoundDevice>> cuda_devices() { return cuda::list_devices(); }
+
 Result<std::vector<ops::FoundDevice>> opencl_devices() { return opencl::list_devices(); }
 
 }  // namespace quern::backends

@@ -38,6 +38,9 @@ const ops::TransportList& transports(ops::Platform platform);
 /// that works. The devices, and what ranks show each other, outlive the last call of every rank.
 Result<ops::Collectives> connect(std::span<ops::Device* const> devices, const ops::CollectiveOptions& options);
 
+/// As connect(), timed with each number of rows of options.row_bytes, with what every transport showed. That none works is no error here.
+Result<ops::Connection> try_transports(std::span<ops::Device* const> devices, const ops::CollectiveOptions& options, std::span<const int64_t> row_counts);
+
 /// Traits of a device that this machine may lack, for planning: "cpu", "h200", "b60", "b70", ... or a device name of this machine.
 Result<ops::DeviceTraits> traits_by_name(std::string_view name);
 /// Names that traits_by_name knows without looking at the machine.
@@ -59,6 +62,8 @@ Result<std::optional<bool>> flushes_half_subnormals(ops::Device& device);
 
 /// One line about every device of this machine, and one per platform that has none, with the reason.
 std::vector<std::string> describe_devices();
+/// What the NVIDIA driver lists, in the order of cuda:0, cuda:1, ... Error: there is no driver, or it lists nothing.
+Result<std::vector<ops::FoundDevice>> cuda_devices();
 /// What the OpenCL loader lists, in the order of opencl:0, opencl:1, ... Error: there is no loader, or it lists nothing.
 Result<std::vector<ops::FoundDevice>> opencl_devices();
 

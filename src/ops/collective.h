@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,11 +13,15 @@
 
 namespace quern::ops {
 
+class Collective;
+
 /// What the ranks of a group agree on before they meet.
 struct CollectiveOptions {
   std::string transport;                         // "direct", "staged", "nccl", "mpi"; empty: the first of the platform's that works between these devices
   size_t max_message_bytes = 4u << 20;           // of one rank in one exchange; longer messages go in pieces
+  size_t row_bytes = 10'240;                     // of one row's hidden state, as decode exchanges it; what transports are timed with
   std::chrono::milliseconds deadline{10'000};    // no wait for another rank takes longer
+  std::function<std::unique_ptr<Collective>(std::unique_ptr<Collective>)> wrap = {};  // for tests of faults: what each end of the finished group is replaced by
 };
 
 /// One rank's end of a group whose ranks compute the same step together. It moves bytes, in the order of the rank's stream; adding is Combine's, so that every transport gives the

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -33,6 +34,23 @@ class TransportList {
  private:
   std::span<const Transport> transports_;
   std::string_view why_absent_;
+};
+
+/// What a transport showed when it was tried.
+struct TransportTrial {
+  std::string transport;
+  std::string refusal;  // why it cannot be used; empty: it works
+  struct Time {
+    size_t bytes;    // of one rank's partial
+    double seconds;  // of one add_partials, all ranks together: the median
+  };
+  std::vector<Time> times;  // of each number of rows
+};
+
+struct Connection {
+  std::vector<TransportTrial> trials;  // in order of preference; only the one that was asked for, where one was
+  std::string chosen;                  // empty: none works
+  Collectives ends;                    // of the chosen
 };
 
 }  // namespace quern::ops

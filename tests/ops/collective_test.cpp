@@ -3,6 +3,7 @@
 
 #include "backends/cpu/collective.h"
 #include "backends/cpu/stream.h"
+#include "backends/transport_trial.h"
 #include "ops/gather_pieces.h"
 #include "ops/ranks.h"
 #include "ops/rendezvous.h"
@@ -27,12 +28,12 @@ std::string pattern(int32_t rank, uint64_t message, size_t bytes) {
   return result;
 }
 
-/// Normal numbers of a dtype.
+/// Numbers between -1 and 1 of a dtype.
 std::string numbers(uint64_t seed, DType dtype, int64_t n) {
-  Random random(seed);
+  SplitMix64 bits(hash_combine(seed, 77));
   std::string result(static_cast<size_t>(n) * dtype_size(dtype), '\0');
   for (int64_t i = 0; i < n; ++i) {
-    const float value = random.normal();
+    const float value = static_cast<float>(static_cast<int64_t>(bits.next())) * 0x1p-63f;
     if (dtype == DType::kBF16) {
       const bf16 rounded = to_bf16(value);
       std::memcpy(result.data() + 2 * i, &rounded, 2);
@@ -441,7 +442,7 @@ TEST(Connect, RefusesATransportThatThePlatformLacks) {
 }
 
 TEST(Connect, JoinsOneRankWithItself) {
-  Ranks ranks(1, CollectiveOptions{});
+  Ranks ranks(1, [](std::span<Device* const> devices) { return backends::connect(devices, {}); });
   ranks.run([&](RankUnderTest& rank) {
     if (rank.device().traits().platform != Platform::kCpu) return;
     const auto combine = rank.combine(4, DType::kF32, 1);
@@ -468,6 +469,136 @@ TEST(GatherPieces, CoverEveryByteOfEveryRankOnce) {
         });
         for (const std::vector<int>& rank : seen) EXPECT_EQ(std::count(rank.begin(), rank.end(), 1), std::ssize(rank));
       }
+}
+
+// Transports with a fault, as a start meets them.
+
+/// Does with each call what a test wants, or passes it on.
+class Faulty : public Collective {
+ public:
+  enum class Fault { kNone, kPeersAreZero, kFlipsAByteOfLargeMessages, kStopsAfterSomeMessages, kSlow };
+  Faulty(std::unique_ptr<Collective> end, Fault fault) : end_(std::move(end)), fault_(fault) {}
+
+  [[nodiscard]] std::string_view transport() const override { return "faulty"; }
+  [[nodiscard]] int32_t rank() const override { return end_->rank(); }
+  [[nodiscard]] int32_t size() const override { return end_->size(); }
+  void all_gather(const TensorView& mine, const TensorView& all, std::span<const int64_t> widths, Launch& launch) override {
+    if (gone()) return;
+    end_->all_gather(mine, all, widths, launch);
+    if (all.empty()) return;
+    if (fault_ == Fault::kPeersAreZero) {
+      launch.stream.fill_zero(all);
+      int64_t before = 0;
+      for (int32_t r = 0; r < rank(); ++r) before += widths[static_cast<size_t>(r)];
+      TensorView part{all.buffer, all.offset_bytes + static_cast<size_t>(before) * dtype_size(all.dtype), mine.dtype, mine.shape};
+      launch.stream.copy(mine, part);
+    }
+    if (fault_ == Fault::kFlipsAByteOfLargeMessages && rank() == 1 && all.size_bytes() > 1'000'000) all.data<std::byte>()[all.size_bytes() - 3] ^= std::byte{4};
+  }
+  void add_partials(const Combine::Kernel& combine, const TensorView& partial, const TensorView& x, Launch& launch) override {
+    if (gone()) return;
+    if (fault_ == Fault::kSlow) std::this_thread::sleep_for(8ms);
+    end_->add_partials(combine, partial, x, launch);
+  }
+  void send(const TensorView& message, int32_t to, Launch& launch) override {
+    if (!gone()) end_->send(message, to, launch);
+  }
+  void receive(const TensorView& message, int32_t from, Launch& launch) override {
+    if (!gone()) end_->receive(message, from, launch);
+  }
+  void abort(const Error& error) override {
+    if (fault_ != Fault::kStopsAfterSomeMessages) end_->abort(error);
+  }
+
+ private:
+  [[nodiscard]] bool gone() { return fault_ == Fault::kStopsAfterSomeMessages && rank() == 1 && ++num_calls_ > 5; }
+  std::unique_ptr<Collective> end_;
+  Fault fault_;
+  int num_calls_ = 0;
+};
+
+template <Faulty::Fault kFault>
+Result<ops::Collectives> connect_faulty(std::span<Device* const> devices, const CollectiveOptions& options) {
+  auto ends = cpu::connect_direct(devices, options);
+  if (!ends) return ends;
+  for (auto& end : *ends) end = std::make_unique<Faulty>(std::move(end), kFault);
+  return ends;
+}
+Result<ops::Collectives> connect_sound(std::span<Device* const> devices, const CollectiveOptions& options) { return cpu::connect_staged(devices, options, {}); }
+Verdict claims(std::span<Device* const>) { return accept(); }
+Verdict refuses(std::span<Device* const>) { return refuse("device 0 reaches no memory of device 1"); }
+
+class TransportTrials : public CpuCollectives {
+ protected:
+  ops::Connection try_with(const TransportList& list, const CollectiveOptions& options, int32_t n = 2) {
+    std::vector<std::unique_ptr<Device>> owned;
+    std::vector<Device*> devices;
+    for (int32_t rank = 0; rank < n; ++rank) {
+      owned.push_back(backends::open_device("cpu", {.num_threads = 1}).value());
+      devices.push_back(owned.back().get());
+    }
+    ops::Connection connection = backends::try_list(list, devices, options, backends::kernel_table(Platform::kCpu));
+    connection.ends.clear();
+    for (const auto& device : owned) EXPECT_EQ(device->allocated_bytes(), 0u);
+    return connection;
+  }
+};
+
+TEST_F(TransportTrials, ChooseTheFirstThatWorksAndTimeAll) {
+  for (const int32_t n : {2, 3}) {
+    const auto connection = try_with(cpu::kTransports, {}, n);
+    ASSERT_EQ(connection.trials.size(), 2u);
+    for (const auto& trial : connection.trials) {
+      EXPECT_EQ(trial.refusal, "");
+      ASSERT_EQ(trial.times.size(), 3u);
+      EXPECT_EQ(trial.times[0].bytes, 10240u);
+      EXPECT_EQ(trial.times[1].bytes, 655'360u);
+      for (const auto& time : trial.times) EXPECT_GT(time.seconds, 0);
+      EXPECT_THAT(backends::describe(trial), AllOf(HasSubstr("works: "), HasSubstr("us for 10 KB")));
+    }
+    EXPECT_THAT(connection.chosen, ::testing::AnyOf("direct", "staged"));
+  }
+}
+
+TEST_F(TransportTrials, CatchATransportThatLiesAboutPeerAccess) {
+  static constexpr Transport kList[] = {{"direct", claims, connect_faulty<Faulty::Fault::kPeersAreZero>}, {"staged", claims, connect_sound}};
+  const auto connection = try_with(TransportList(kList), {});
+  EXPECT_EQ(connection.chosen, "staged");
+  EXPECT_THAT(connection.trials[0].refusal, AllOf(HasSubstr("found other bytes"), HasSubstr("all_gather")));
+  EXPECT_EQ(connection.trials[1].refusal, "");
+  // Who asks for it by name does not get another.
+  const auto forced = try_with(TransportList(kList), {.transport = "direct"});
+  EXPECT_EQ(forced.chosen, "");
+  ASSERT_EQ(forced.trials.size(), 1u);
+  EXPECT_NE(forced.trials[0].refusal, "");
+}
+
+TEST_F(TransportTrials, CatchATransportThatCorruptsLargeMessagesOnly) {
+  static constexpr Transport kList[] = {{"direct", claims, connect_faulty<Faulty::Fault::kFlipsAByteOfLargeMessages>}, {"staged", claims, connect_sound}};
+  const auto connection = try_with(TransportList(kList), {});
+  EXPECT_EQ(connection.chosen, "staged");
+  EXPECT_THAT(connection.trials[0].refusal, AllOf(HasSubstr("rank 1 found other bytes"), HasSubstr("of 2500000")));
+}
+
+TEST_F(TransportTrials, PassOverATransportThatStandsStill) {
+  static constexpr Transport kList[] = {{"direct", claims, connect_faulty<Faulty::Fault::kStopsAfterSomeMessages>}, {"staged", claims, connect_sound}};
+  const auto connection = try_with(TransportList(kList), {.transport = "", .deadline = 1s});
+  EXPECT_EQ(connection.chosen, "staged");
+  EXPECT_NE(connection.trials[0].refusal, "");
+}
+
+TEST_F(TransportTrials, KeepTheReasonOfOneThatRefuses) {
+  static constexpr Transport kList[] = {{"direct", refuses, connect_sound}, {"staged", claims, connect_sound}};
+  const auto connection = try_with(TransportList(kList), {});
+  EXPECT_EQ(connection.chosen, "staged");
+  EXPECT_EQ(connection.trials[0].refusal, "device 0 reaches no memory of device 1");
+}
+
+TEST_F(TransportTrials, PassOverOneThatIsMuchSlowerThanTheFastest) {
+  static constexpr Transport kList[] = {{"direct", claims, connect_faulty<Faulty::Fault::kSlow>}, {"staged", claims, connect_sound}};
+  const auto connection = try_with(TransportList(kList), {});
+  EXPECT_EQ(connection.trials[0].refusal, "");
+  EXPECT_EQ(connection.chosen, "staged");
 }
 
 TEST(Rendezvous, NamesEveryRankThatIsMissing) {

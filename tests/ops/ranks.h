@@ -103,7 +103,13 @@ class Ranks {
  public:
   using Connect = std::function<Result<Collectives>(std::span<Device* const>)>;
 
-  Ranks(int32_t n, const CollectiveOptions& options) : Ranks(n, [&](std::span<Device* const> devices) { return backends::connect(devices, options); }) {}
+  /// Joined by the transport of the options as it is, without the trials of backends::connect.
+  Ranks(int32_t n, const CollectiveOptions& options)
+      : Ranks(n, [&](std::span<Device* const> devices) -> Result<Collectives> {
+          for (const Transport& transport : backends::transports(devices.front()->traits().platform).transports())
+            if (transport.name == options.transport) return transport.connect(devices, options);
+          return invalid_argument("no transport {}", options.transport);
+        }) {}
   Ranks(int32_t n, const Connect& connect) {
     for (const std::string& name : rank_device_names(n)) devices_.push_back(backends::open_device(name, {.num_threads = 1}).value());
     std::vector<Device*> devices;

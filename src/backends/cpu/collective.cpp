@@ -6,6 +6,7 @@
 
 #include "backends/cpu/device.h"
 #include "backends/cpu/stream.h"
+#include "ops/gather_pieces.h"
 #include "ops/rendezvous.h"
 
 namespace quern::cpu {
@@ -247,32 +248,24 @@ class Staged final : public End {
   void all_gather(const ops::TensorView& mine, const ops::TensorView& all, std::span<const int64_t> widths, ops::Launch& launch) override {
     const int64_t rows = check_gather(*this, mine, all, widths);
     if (all.empty() || !goes_on(launch)) return;
-    // Pieces are cut for the widest rank: whole rows, or columns of one row.
-    const auto element = static_cast<int64_t>(dtype_size(all.dtype)), limit = static_cast<int64_t>(group().layout.message_bytes) / element;
-    const int64_t widest = *std::max_element(widths.begin(), widths.end()), columns = std::min(widest, limit), piece_rows = std::clamp<int64_t>(limit / widest, 1, rows);
-    const auto stride = static_cast<size_t>(all.shape[1] * element);
-    for (int64_t row = 0; row < rows; row += piece_rows)
-      for (int64_t column = 0; column < widest; column += columns) {
-        const int64_t n = std::min(piece_rows, rows - row);
-        const auto piece_bytes = [&](int32_t rank) {  // of a row
-          return static_cast<size_t>(std::clamp<int64_t>(widths[static_cast<size_t>(rank)] - column, 0, columns) * element);
-        };
-        const size_t my_bytes = piece_bytes(rank());
-        const std::byte* source = my_bytes == 0 ? nullptr : mine.data<std::byte>() + (row * mine.shape[1] + column) * element;
-        const auto my_stride = static_cast<size_t>(mine.shape[1] * element);
-        if (!exchange("all_gather", source, my_stride, my_bytes, n, launch)) return;
-        std::byte* destination = all.data<std::byte>() + (row * all.shape[1] + column) * element;
-        for (int32_t other = 0; other < size(); ++other) {
-          const size_t row_bytes = piece_bytes(other);
-          if (other == rank()) {
-            copy_rows(pool(), {source, my_stride, destination, stride, row_bytes, n});
-          } else {
-            copy_rows(pool(), {slot_data(other), row_bytes, destination, stride, row_bytes, n});
-            if (!holds(other, "all_gather", row_bytes * static_cast<size_t>(n), launch)) return;
-          }
-          destination += widths[static_cast<size_t>(other)] * element;
-        }
+    const size_t element = dtype_size(all.dtype), stride = static_cast<size_t>(all.shape[1]) * element;
+    row_bytes_.clear();
+    for (const int64_t width : widths) row_bytes_.push_back(static_cast<size_t>(width) * element);
+    const size_t my_row = row_bytes_[static_cast<size_t>(rank())];
+    bool goes = true;
+    ops::for_each_gather_piece(rows, row_bytes_, group().layout.message_bytes, [&](const ops::GatherPiece& piece) {
+      if (!goes) return;
+      const std::byte* source = piece.row_share(my_row) == 0 ? nullptr : mine.data<std::byte>() + piece.offset(my_row);
+      goes = exchange("all_gather", source, my_row, piece.row_share(my_row), piece.num_rows, launch);
+      std::byte* row = all.data<std::byte>() + static_cast<size_t>(piece.first_row) * stride;
+      for (int32_t other = 0; goes && other < size(); ++other) {
+        const size_t row_bytes = row_bytes_[static_cast<size_t>(other)], share = piece.row_share(row_bytes);
+        std::byte* destination = row + std::min(piece.first_byte, row_bytes);
+        copy_rows(pool(), other == rank() ? RowCopy{source, my_row, destination, stride, share, piece.num_rows} : RowCopy{slot_data(other), share, destination, stride, share, piece.num_rows});
+        goes = other == rank() || holds(other, "all_gather", piece.bytes(row_bytes), launch);
+        row += row_bytes;
       }
+    });
   }
 
   void add_partials(const ops::Combine::Kernel& combine, const ops::TensorView& partial, const ops::TensorView& x, ops::Launch& launch) override {
@@ -310,6 +303,7 @@ class Staged final : public End {
   [[nodiscard]] bool holds(int32_t other, std::string_view op, size_t bytes, ops::Launch& launch) const { return succeeded(verify(slot(other), other, {op, number_, bytes}), launch); }
 
   uint64_t number_ = 0;
+  std::vector<size_t> row_bytes_;  // of each rank
   std::vector<ops::TensorView> partials_;
 };
 

@@ -1,6 +1,8 @@
 #include "backends/cuda/device.h"
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 
 #include "backends/cuda/device_code.h"
 #include "backends/cuda/stream.h"
@@ -236,6 +238,32 @@ std::vector<std::string> describe_devices() {
                                 traits.device_code ? std::string() : fmt::format(" (not usable: {})", traits.why_no_device_code)));
   }
   return lines;
+}
+
+Result<std::vector<ops::FoundDevice>> list_devices() {
+  ASSIGN_OR_RETURN(const Driver* driver, Driver::load());
+  int version = 0, count = 0;
+  driver->driver_version(&version);
+  if (driver->device_count(&count) != kSuccess || count == 0) return make_error(ErrorCode::kUnsupported, "the NVIDIA driver finds no GPU");
+  std::vector<ops::FoundDevice> devices;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    ops::FoundDevice& device = devices.emplace_back();
+    device.platform = "NVIDIA";
+    device.platform_version = fmt::format("CUDA {}.{}", version / 1000, version % 1000 / 10);
+    DeviceOrdinal handle = 0;
+    if (const Status status = driver->device_get(&handle, ordinal); status != kSuccess) {
+      device.why_not_usable = driver->describe(status);
+      continue;
+    }
+    const ops::DeviceTraits traits = read_traits(*driver, handle);
+    device.name = traits.name;
+    device.memory_bytes = traits.memory_bytes;
+    device.why_not_usable = traits.why_no_device_code;
+    std::array<char, 32> address{};
+    if (driver->device_pci_address(address.data(), static_cast<int>(address.size()), handle) == kSuccess) device.pci_address = address.data();
+    std::transform(device.pci_address.begin(), device.pci_address.end(), device.pci_address.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  }
+  return devices;
 }
 
 }  // namespace quern::cuda

@@ -10,6 +10,7 @@
 
 #include "backends/cuda/function.h"
 #include "ops/device.h"
+#include "ops/found_device.h"
 
 namespace quern::cuda {
 
@@ -97,5 +98,7 @@ Device& cuda_device(ops::Device& device);
 
 /// What `doctor` says of every GPU, or of why there is none.
 std::vector<std::string> describe_devices();
+/// In the order of cuda:0, cuda:1, ... Error: no driver, or it finds none.
+Result<std::vector<ops::FoundDevice>> list_devices();
 
 }  // namespace quern::cuda

@@ -73,6 +73,7 @@ inline constexpr int kFillZeros = 0;
   X(device_count, "cuDeviceGetCount", (int* count))                                                                                      \
   X(device_get, "cuDeviceGet", (DeviceOrdinal * device, int ordinal))                                                                    \
   X(device_name, "cuDeviceGetName", (char* name, int length, DeviceOrdinal device))                                                      \
+  X(device_pci_address, "cuDeviceGetPCIBusId", (char* address, int length, DeviceOrdinal device))                                        \
   X(device_memory, "cuDeviceTotalMem_v2", (size_t * bytes, DeviceOrdinal device))                                                        \
   X(device_attribute, "cuDeviceGetAttribute", (int* value, int attribute, DeviceOrdinal device))                                         \
   X(context_retain, "cuDevicePrimaryCtxRetain", (ContextObject * *context, DeviceOrdinal device))                                        \
