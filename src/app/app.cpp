@@ -11,9 +11,10 @@
 namespace quern::app {
 
 std::vector<Command> all_commands() {
-  return {serve_command(),         chat_command(),             plan_command(),        kernels_command(),
-          eval_command(),          quantize_command(),         bench_latency_command(), bench_throughput_command(),
-          bench_serve_command(),   doctor_command(),           completion_command(),  man_command()};
+  return {serve_command(),         chat_command(),          plan_command(),           kernels_command(),
+          devices_command(),       eval_command(),          quantize_command(),       bench_latency_command(),
+          bench_throughput_command(), bench_serve_command(), doctor_command(),        completion_command(),
+          man_command()};
 }
 
 void print_error(const Error& error) { fmt::print(stderr, "quern: {}\n", error.message); }

@@ -1,6 +1,7 @@
 #include "app/model_options.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <memory>
 
@@ -61,6 +62,15 @@ Setter to_quantization(ModelOptions& options) {
     }
     return invalid_argument(
         "'{}' is not known; fp8 quantizes a BF16 checkpoint while loading, and other schemes are recognised by themselves", text);
+  };
+}
+
+Setter to_seconds(std::chrono::milliseconds& target) {
+  const auto seconds = std::make_shared<double>();
+  return [&target, seconds, as_number = to_number(*seconds, 0.1, 86400)](std::string_view text) -> Result<void> {
+    RETURN_IF_ERROR(as_number(text));
+    target = std::chrono::milliseconds(static_cast<int64_t>(*seconds * 1000));
+    return {};
   };
 }
 
@@ -157,6 +167,9 @@ OptionGroup device_group(ModelOptions& o) {
           {"--kernel", "OP=CANDIDATE", "Use this kernel for an op or fail; may be repeated", to_kernel(o.worker.kernels), true},
           {"-tp,--tensor-parallel-size", "N", "Devices that share every layer (default 1)", to_integer(o.worker.tp_size, 1, 64)},
           {"-pp,--pipeline-parallel-size", "N", "Stages of layers, each on a device, or on as many as -tp says (default 1)", to_integer(o.worker.pp_size, 1, 64)},
+          {"--collective", "NAME", "How ranks exchange messages: direct, staged or nccl; this one or none (default: what works best between the devices, see `quern devices`)",
+           to_text(o.worker.collective.transport)},
+          {"--collective-timeout", "SECONDS", "A rank that waits longer for another gives up, and the step ends with an error (default 10, on a CPU 60)", to_seconds(o.worker.collective_timeout)},
           {"--enforce-eager", "", "Launch every kernel of a step instead of replaying recorded launches (CPUs always do)", to_flag(o.worker.enforce_eager)},
           log_level_option(),
       }};
@@ -193,6 +206,7 @@ Result<void> settle_options(ModelOptions& options) {
         "--speculative-config: synthetic_acceptance_length makes nonsense of every text; it is for benchmarks, and "
         "--allow-synthetic-acceptance says that you know");
   if (options.worker.enforce_eager && options.worker.device.starts_with("cpu")) options.notices.emplace_back("--enforce-eager has no effect: a CPU records no launches");
+  if (!options.worker.collective.transport.empty() && options.worker.tp_size * options.worker.pp_size == 1) options.notices.emplace_back("--collective has no effect: there is one rank");
   if (speculation.method == SpeculationMethod::kMtp) options.worker.load.with_mtp = true;
   // The head takes memory; who does not want it does not load it.
   if (speculation.method == SpeculationMethod::kNone || speculation.method == SpeculationMethod::kNgram) options.worker.load.with_mtp = false;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -32,7 +33,8 @@ struct WorkerOptions {
   double memory_utilization = 0.9;     // share of the device's memory that may be used
   std::optional<uint64_t> kv_cache_memory_bytes;
   int32_t tp_size = 1, pp_size = 1;    // ranks that share each layer, and stages of layers
-  ops::CollectiveOptions collective;   // how ranks reach each other
+  ops::CollectiveOptions collective;   // how ranks reach each other; its deadline and sizes follow from the plan
+  std::chrono::milliseconds collective_timeout{0};  // that a rank waits for another; 0: 10 s, a minute on a CPU
   bool quantize_activations = true;    // where the device multiplies FP8 by FP8
   bool enforce_eager = false;          // launches are not recorded and replayed
   int32_t num_threads = 0;             // CPU, of each rank: 0 = one per core, shared out among the ranks

@@ -462,6 +462,8 @@ ops::CollectiveOptions ExecutionPlan::collective_options() const {
   collective.max_message_bytes = std::min(collective.max_message_bytes, std::max(step_bytes, kLeast));
   // Ranks on a CPU compute for seconds where a card takes milliseconds, and perhaps share their cores with others.
   if (traits.platform == ops::Platform::kCpu) collective.deadline *= 6;
+  if (options.collective_timeout.count() > 0) collective.deadline = options.collective_timeout;
+  collective.row_bytes = static_cast<size_t>(config.hidden_size) * dtype_size(activation);
   return collective;
 }
 

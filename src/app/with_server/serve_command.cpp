@@ -28,14 +28,12 @@
 namespace quern::app {
 namespace {
 
-using WrapWorkers = std::function<std::unique_ptr<worker::WorkerGroup>(std::unique_ptr<worker::WorkerGroup>)>;
-
 // After the engine has failed. A rank that waits for another gives up after ten seconds; with these the process has ended half a minute after a rank was lost.
 constexpr std::chrono::seconds kTellFailure{3};  // so long clients, probes and scrapers are told
 constexpr std::chrono::seconds kEndLatest{15};   // so long the end may take in all
 
 struct ServeOptions {
-  WrapWorkers wrap_workers;
+  ServeFaults faults;
   ModelOptions model;
   ModelTextOptions text;
   NetworkOptions network;
@@ -105,7 +103,7 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
                      if (percent != std::exchange(told, percent)) notifier.loading(fmt::format("loading {}: {} %", plan.config.name, percent));
                    }));
   server->set_loading({.phase = "starting_engine"});
-  if (options.wrap_workers) workers = options.wrap_workers(std::move(workers));
+  if (options.faults.wrap_workers) workers = options.faults.wrap_workers(std::move(workers));
   engine = engine::Engine::start(std::move(workers), engine_options(options.model));
   server::ServerContext context;
   context.engine = engine.get();
@@ -159,9 +157,10 @@ OptionGroup server_group(ServeOptions& o) {
 
 }  // namespace
 
-Command serve_command(WrapWorkers wrap) {
+Command serve_command(ServeFaults faults) {
   auto options = std::make_shared<ServeOptions>();
-  options->wrap_workers = std::move(wrap);
+  options->model.worker.collective.wrap = faults.wrap_collective;
+  options->faults = std::move(faults);
   Command command{.name = "serve", .summary = "Serve a model over an OpenAI-compatible HTTP API"};
   command.description =
       "Everything that can be refused is refused before a weight is read. Then the server listens and answers 503 until the model is loaded; "

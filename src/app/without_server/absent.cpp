@@ -11,7 +11,7 @@ constexpr const char* kWhy = "this build has no server and no tokenizer (it was 
 
 }  // namespace
 
-Command serve_command(std::function<std::unique_ptr<worker::WorkerGroup>(std::unique_ptr<worker::WorkerGroup>)>) {
+Command serve_command(ServeFaults) {
   return {.name = "serve", .summary = "Not in this build: configured with -DQUERN_SERVER=OFF", .why_absent = kWhy};
 }
 

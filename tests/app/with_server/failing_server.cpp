@@ -1,13 +1,22 @@
-// `quern serve` whose workers are lost while they serve: a step with token 13 in a prompt fails as one does when a rank no longer answers.
+// `quern serve` whose workers or ranks fail while they serve.
+// A step with token 13 in a prompt fails as one does when a rank no longer answers:
 //   failing_server error serve MODEL ...   all steps after it fail at once
 //   failing_server hang serve MODEL ...    no result comes any more, as from a driver that does not return
+// The last rank meets its fault in the middle of a step, once SIGUSR2 has come:
+//   failing_server rank-stops serve MODEL ...   its thread does not go on
+//   failing_server rank-slow serve MODEL ...    it goes on after a second
+//   failing_server rank-late serve MODEL ...    it goes on after six seconds
+//   failing_server rank-lost serve MODEL ...    its device is lost
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
-#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "app/command_line.h"
@@ -55,9 +64,56 @@ class LostWorkers final : public worker::WorkerGroup {
   bool lost_ = false;
 };
 
+std::atomic<bool> fault_wanted{false};
+
+/// The last rank's end of a group: passes everything on, until the fault.
+class FaultyRank final : public ops::Collective {
+ public:
+  FaultyRank(std::unique_ptr<ops::Collective> end, std::string fault) : end_(std::move(end)), fault_(std::move(fault)) {}
+  [[nodiscard]] std::string_view transport() const override { return end_->transport(); }
+  [[nodiscard]] int32_t rank() const override { return end_->rank(); }
+  [[nodiscard]] int32_t size() const override { return end_->size(); }
+  void all_gather(const ops::TensorView& mine, const ops::TensorView& all, std::span<const int64_t> widths, ops::Launch& launch) override {
+    meet_fault();
+    end_->all_gather(mine, all, widths, launch);
+  }
+  void add_partials(const ops::Combine::Kernel& combine, const ops::TensorView& partial, const ops::TensorView& x, ops::Launch& launch) override {
+    meet_fault();
+    end_->add_partials(combine, partial, x, launch);
+  }
+  void send(const ops::TensorView& message, int32_t to, ops::Launch& launch) override {
+    meet_fault();
+    end_->send(message, to, launch);
+  }
+  void receive(const ops::TensorView& message, int32_t from, ops::Launch& launch) override {
+    meet_fault();
+    end_->receive(message, from, launch);
+  }
+  void abort(const Error& error) override { end_->abort(error); }
+
+ private:
+  void meet_fault() {
+    if (rank() != size() - 1 || !fault_wanted.exchange(false)) return;
+    if (fault_ == "rank-lost") end_->abort(make_error(ErrorCode::kInternal, "the device of rank {} is lost", rank()));
+    if (fault_ == "rank-slow") std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (fault_ == "rank-late") std::this_thread::sleep_for(std::chrono::seconds(6));
+    while (fault_ == "rank-stops") ::pause();
+  }
+
+  std::unique_ptr<ops::Collective> end_;
+  std::string fault_;
+};
+
 int run(const std::vector<std::string>& arguments) {
-  const bool hang = arguments.at(0) == "hang";
-  const std::vector<Command> commands = {serve_command([hang](std::unique_ptr<worker::WorkerGroup> workers) { return std::make_unique<LostWorkers>(std::move(workers), hang); })};
+  const std::string& fault = arguments.at(0);
+  ServeFaults faults;
+  if (fault.starts_with("rank-")) {
+    signal(SIGUSR2, [](int) { fault_wanted = true; });
+    faults.wrap_collective = [fault](std::unique_ptr<ops::Collective> end) { return std::make_unique<FaultyRank>(std::move(end), fault); };
+  } else {
+    faults.wrap_workers = [hang = fault == "hang"](std::unique_ptr<worker::WorkerGroup> workers) { return std::make_unique<LostWorkers>(std::move(workers), hang); };
+  }
+  const std::vector<Command> commands = {serve_command(std::move(faults))};
   const std::vector<std::string> rest(arguments.begin() + 1, arguments.end());
   const Result<Invocation> invocation = parse_command_line(commands, rest);
   if (!invocation) {
