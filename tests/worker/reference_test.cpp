@@ -260,7 +260,7 @@ TEST(Reference, ModelsSharedOutOrInStagesMeetTheReferencesAsOneDeviceDoes) {
       if (!has_devices(layout.tp_size * layout.pp_size)) continue;
       check_reference(kTiny, scheme, ModelDType::kFloat32, {7, 64}, layout);
       check_reference(kTiny, scheme, ModelDType::kBFloat16, {64}, layout);
-      check_reference(kSecond, scheme, ModelDType::kFloat32, {64}, layout);
+      if (scheme == Scheme::kFp8Block || device_under_test() == "cpu") check_reference(kSecond, scheme, ModelDType::kFloat32, {64}, layout);
     }
   check_reference(kSecond, Scheme::kFp8Block, ModelDType::kBFloat16, {64}, has_devices(3) ? Layout{3, 1} : Layout{2, 1});
 }

@@ -58,6 +58,8 @@ class TestRunner {
   explicit TestRunner(const std::filesystem::path& model_dir, WorkerOptions options = {}, bool records = false) {
     options.model_dir = model_dir;
     options.device = devices_under_test(options.tp_size * options.pp_size);
+    // A start among several GPUs tries every transport; one is enough but where transports are what is tested (ranks_test.cpp).
+    if (options.tp_size * options.pp_size > 1 && options.collective.transport.empty() && device_under_test() != "cpu") options.collective.transport = "staged";
     if (options.max_num_seqs == 0) options.max_num_seqs = 4;
     if (options.max_model_len == 0) options.max_model_len = 512;
     auto made_plan = make_plan(options);
