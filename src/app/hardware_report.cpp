@@ -11,12 +11,14 @@
 #include <ctime>
 
 #include "app/bench_engine.h"
-#include "app/build_info.h"
+#include "app/devices_report.h"
 #include "app/doctor.h"
 #include "app/format.h"
+#include "app/graphics_cards.h"
 #include "app/model_options.h"
 #include "app/random_prompts.h"
 #include "base/log.h"
+#include "worker/devices.h"
 #include "worker/hardware_probe.h"
 #include "worker/start.h"
 
@@ -102,6 +104,34 @@ Json examine_device(const HardwareReportOptions& options, const std::string& dev
   return entry;
 }
 
+/// What passes between the devices of each platform, tried with every transport.
+Json measure_exchange(const std::vector<std::string>& devices) {
+  if (devices.size() < 2) return {{"not_measured", "one device: nothing passes between ranks"}};
+  log_info("trying what passes between {} devices", devices.size());
+  return devices_as_json(worker::measure_devices(devices, {}), find_graphics_cards("/sys"));
+}
+
+void summarize_exchange(const Json& exchange, std::vector<std::string>& lines) {
+  if (exchange.contains("not_measured")) {
+    lines.push_back("exchange: not measured: " + exchange["not_measured"].get<std::string>());
+    return;
+  }
+  for (const Json& group : exchange["groups"]) {
+    const std::string who = fmt::format("exchange on {}", group["platform"].get<std::string>());
+    if (const std::string error = group["error"].get<std::string>(); !error.empty()) lines.push_back(fmt::format("{}: {}", who, error));
+    for (const Json& pair : group["pairs"])
+      lines.push_back(fmt::format("{}: {} - {}: peer access {}{}", who, pair["devices"][0].get<std::string>(), pair["devices"][1].get<std::string>(), pair["works"].get<bool>() ? "works" : "does not work: ",
+                                  pair["reason"].get<std::string>()));
+    for (const Json& transport : group["transports"]) {
+      std::string line = fmt::format("{}: {}", who, transport["name"].get<std::string>());
+      if (!transport["works"].get<bool>()) line += " does not work: " + transport["reason"].get<std::string>();
+      for (const Json& time : transport["times"]) line += fmt::format(", {:.1f} us for {:.0f} KB", time["seconds"].get<double>() * 1e6, time["bytes"].get<double>() / 1e3);
+      lines.push_back(std::move(line));
+    }
+    lines.push_back(fmt::format("{}: chosen is {}", who, group["chosen"].get<std::string>()));
+  }
+}
+
 std::string in_units(const Json& measurement) {
   const double value = measurement["value"].get<double>();
   const std::string unit = measurement["unit"].get<std::string>();
@@ -133,9 +163,9 @@ Result<Json> hardware_report(const HardwareReportOptions& options) {
   for (const Json& library : report["machine"]["libraries"]) libraries.push_back(fs::path(library.get<std::string>()).filename().string());
   report["machine"]["libraries"] = libraries;
   report["devices"] = Json::array();
-  for (const std::string& device : options.devices.empty() ? usable_cards() : options.devices) report["devices"].push_back(examine_device(options, device));
-  report["all_reduce"] = "not measured: this version runs a model on one device";
-  report["peer_access"] = "not measured: this version runs a model on one device";
+  const std::vector<std::string> devices = options.devices.empty() ? usable_cards() : options.devices;
+  for (const std::string& device : devices) report["devices"].push_back(examine_device(options, device));
+  report["exchange"] = measure_exchange(devices);
   report["summary"] = report_summary(report);
   return without_private(report, private_words());
 }
@@ -166,7 +196,7 @@ std::vector<std::string> report_summary(const Json& report) {
                                                             bench["first_token_seconds"].get<double>()));
     }
   }
-  lines.push_back("all-reduce: " + report["all_reduce"].get<std::string>());
+  summarize_exchange(report["exchange"], lines);
   return lines;
 }
 

@@ -59,7 +59,12 @@ void add_mixers(const ExecutionPlan& plan, const RankPart& part, const StepShape
 }
 
 void add_launches(const ExecutionPlan& plan, const RankPart& part, const StepShape& shape, RankWork& work) {
-  const auto of = [&](std::string_view op) { return launches_of(plan, op, shape.kind); };
+  // Counted for up to 8 decode rows; more are prepared in launches of their own, as prompt rows are.
+  constexpr int64_t kFewRows = 8;
+  const auto of = [&](std::string_view op) {
+    const int64_t few = launches_of(plan, op, shape.kind);
+    return shape.num_rows() > kFewRows ? std::max(few, launches_of(plan, op, ops::RowKind::kPrompt)) : few;
+  };
   const int64_t attention = part.config.num_attention_layers(), gdn = part.config.num_linear_layers();
   work.launches += attention * (of("attn_in") + of("attention") + of("out_residual")) + gdn * (of("gdn_in") + of("gdn_mix") + of("out_residual")) +
                    (attention + gdn) * (of("mlp_in") + of("down_residual")) + of("state_copy");

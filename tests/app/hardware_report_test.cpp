@@ -68,6 +68,23 @@ TEST(HardwareReport, HasEveryMeasurementAndADecodeBench) {
   }
 }
 
+TEST(HardwareReport, TriesWhatPassesBetweenDevices) {
+  const TemporaryFolder folder;
+  const std::string file = (folder.path() / "report.json").string();
+  const ProgramResult result = run_quern({"doctor", "--hardware-report", file, "--device", "cpu:0", "--device", "cpu:1", "--quick", "--threads", "1"});
+  ASSERT_EQ(result.exit_code, 0) << result.log;
+  const auto report = read_json_file(file);
+  ASSERT_OK(report);
+  ASSERT_EQ((*report)["exchange"]["groups"].size(), 1u) << (*report)["exchange"].dump(2);
+  const Json& group = (*report)["exchange"]["groups"][0];
+  EXPECT_NE(group["chosen"], "");
+  bool timed = false;
+  for (const Json& transport : group["transports"])
+    for (const Json& time : transport["times"]) timed = timed || time["seconds"].get<double>() > 0;
+  EXPECT_TRUE(timed);
+  EXPECT_THAT(result.output, HasSubstr("exchange on cpu: chosen is " + group["chosen"].get<std::string>()));
+}
+
 TEST(HardwareReport, SaysWhatFailsAndGoesOn) {
   const TemporaryFolder folder;
   const std::string file = (folder.path() / "report.json").string();
