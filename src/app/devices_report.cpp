@@ -74,10 +74,12 @@ std::string devices_as_text(const worker::DevicesReport& report, const std::vect
   std::string text;
   for (const MeasuredDevice& device : report.devices) text += device_line(device, cards);
   for (const DeviceGroup& group : report.groups) text += group_as_text(group, report);
-  if (report.groups.empty()) {
+  const auto opened = std::count_if(report.devices.begin(), report.devices.end(), [](const MeasuredDevice& d) { return !d.product.empty(); });
+  if (report.groups.empty() && opened > 0) {
     const bool on_cpu = std::all_of(report.devices.begin(), report.devices.end(), [](const MeasuredDevice& d) { return d.platform == "cpu"; });
-    text += on_cpu ? "\nno card is usable here (`quern doctor` says why); --device cpu:0,cpu:1 measures what passes between two ranks on the CPU\n"
-                   : "\none device: nothing passes between ranks, and -tp and -pp need another\n";
+    text += on_cpu        ? "\none device: nothing passes between ranks; --device cpu:0,cpu:1 measures two of them on the CPU, and `quern doctor` says why a card is not listed\n"
+            : opened == 1 ? "\none device: nothing passes between ranks, and -tp and -pp need another\n"
+                          : "\nno two devices of one kind: ranks of one model compute alike\n";
   }
   text.pop_back();
   return text;
