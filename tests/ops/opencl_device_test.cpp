@@ -1,11 +1,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <set>
 
 #include <unistd.h>
 
 #include "backends/opencl/device.h"
 #include "backends/opencl/kernel_source.h"
+#include "backends/opencl/programs.h"
 #include "backends/opencl/stream.h"
 #include "ops/bed.h"
 
@@ -170,6 +173,39 @@ TEST_F(OpenClDevice, KeepsProgramsOnDiskAndBuildsDamagedOnesAgain) {
     EXPECT_EQ(after, (std::vector<float>{11, 22, 33})) << damage;
     EXPECT_GT(std::filesystem::file_size(files[0]), size / 2) << damage;
   }
+}
+
+TEST_F(OpenClDevice, TakesTheMachineCodeThatTheProgramBringsAlongAndCompilesWhereTheDriverRefusesIt) {
+  ASSERT_OK(device->function("norm", "norm_rows", "-DACTIVATION_F32"));
+  ASSERT_EQ(cached().size(), 1u);
+  std::ifstream file(cached()[0], std::ios::binary);
+  const std::string kept((std::istreambuf_iterator<char>(file)), {}), binary = kept.substr(sizeof(uint64_t));
+  const std::string name = platform_under_test() == "opencl" ? device_under_test() : "opencl:0";
+  const auto with = [&](std::string_view bytes, bool breaks_source) {
+    opencl::DeviceOptions options;
+    options.binary = [bytes](std::string_view unit, std::string_view definitions) { return unit == "norm" && definitions == "-DACTIVATION_F32" ? bytes : std::string_view(); };
+    if (breaks_source) options.edit_source = [](std::string_view, std::string& source) { source += "no kernel;"; };
+    options.program_cache.clear();
+    return opencl::Device::open(std::stoi(name.substr(name.find(':') + 1)), options).value();
+  };
+  const auto taken = with(binary, true);
+  EXPECT_OK(taken->function("norm", "norm_rows", "-DACTIVATION_F32")) << "the source would not build";
+  EXPECT_FALSE(taken->function("norm", "norm_rows", "-DACTIVATION_BF16").has_value()) << "of which there is no machine code";
+  for (const std::string& wrong : {std::string("!<arch>\nno machine code of this device"), std::string(4096, 'x')}) {
+    const auto compiled = with(wrong, false);
+    EXPECT_OK(compiled->function("norm", "norm_rows", "-DACTIVATION_F32")) << wrong.size();
+  }
+}
+
+TEST(OpenClBinaries, AreOfDeclaredProgramsWhereTheBuildHadACompiler) {
+  std::set<std::pair<std::string_view, std::string_view>> declared;
+  for (const opencl::DeclaredProgram& program : opencl::declarations().programs) declared.emplace(program.unit, program.definitions);
+  for (const opencl::ProgramBinary& program : opencl::program_binaries()) {
+    EXPECT_TRUE(declared.contains({program.unit, program.definitions})) << program.unit << " " << program.definitions;
+    EXPECT_TRUE(program.bytes.starts_with("!<arch>\n")) << program.unit << " " << program.definitions;
+  }
+  if (opencl::program_binaries().empty()) GTEST_SKIP() << "this build has no machine code for Xe2: CMake found no ocloc";
+  EXPECT_EQ(opencl::program_binaries().size(), declared.size());
 }
 
 TEST(OpenCl, NamesTheFirstIntelGpuOrSaysThatThereIsNone) {

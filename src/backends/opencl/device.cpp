@@ -320,12 +320,22 @@ Result<Function> Device::function(std::string_view unit, const char* name, std::
   return Function{found->second, found->first.c_str()};
 }
 
+std::vector<std::string> Device::programs() const {
+  std::vector<std::string> names;
+  for (const auto& [name, program] : programs_) names.push_back(name);
+  return names;
+}
+
 Result<ProgramObject*> Device::build(std::string_view unit, std::string_view definitions) {
   ASSIGN_OR_RETURN(std::string source, unit_source(unit));
   if (options_.edit_source) options_.edit_source(unit, source);
   std::string options = definitions.find("-cl-std=") == std::string_view::npos ? "-cl-std=CL1.2" : "";
   if (exact_division_) options += " -cl-fp32-correctly-rounded-divide-sqrt";
   if (!definitions.empty()) options += fmt::format("{}{}", options.empty() ? "" : " ", definitions);
+  if (const std::string_view binary = binary_of(unit, definitions); !binary.empty()) {
+    if (ProgramObject* program = take_binary(binary, options); program != nullptr) return program;
+    log_warning("{} takes no machine code of '{}' that this program brings along (driver {}); the driver compiles it", traits_.name, unit, driver_version_);
+  }
   if (options_.program_cache.empty()) return build_from(source, options, unit);
   const std::string made_for = fmt::format("{}\n{}\n{}\n{}\n", platform_text(context_->driver, context_->platform, kPlatformVersion), traits_.name, driver_version_, options);
   const uint64_t high = fnv1a(source, fnv1a(made_for)), low = hash_combine(fnv1a(made_for, high), source.size());
@@ -352,10 +362,35 @@ Result<ProgramObject*> Device::build_from(const std::string& source, const std::
   return make_error(ErrorCode::kUnsupported, "{} does not build the OpenCL source '{}' ({}): {}", traits_.name, unit, describe(status), first_fault(log));
 }
 
+std::string_view Device::binary_of(std::string_view unit, std::string_view definitions) const {
+  if (options_.binary) return options_.binary(unit, definitions);
+  if (!on_intel_ || options_.emulates_xe2 || options_.edit_source || !exact_division_) return {};  // programs are compiled for devices that divide exactly
+  for (const ProgramBinary& program : program_binaries()) {
+    std::string_view declared = program.definitions;
+    if (constexpr std::string_view kFirst = "-cl-std=CL1.2"; declared.starts_with(kFirst) && !definitions.starts_with(kFirst)) {  // the version that is meant where none is named
+      declared.remove_prefix(kFirst.size());
+      if (declared.starts_with(' ')) declared.remove_prefix(1);
+    }
+    if (program.unit == unit && declared == definitions) return program.bytes;
+  }
+  return {};
+}
+
+ProgramObject* Device::take_binary(std::string_view binary, const std::string& options) const {
+  const Driver& driver = context_->driver;
+  const size_t length = binary.size();
+  const auto* bytes = reinterpret_cast<const unsigned char*>(binary.data());
+  Status accepted = kSuccess, status = kSuccess;
+  ProgramObject* program = driver.program_from_binary(context_->handle, 1, &context_->device, &length, &bytes, &accepted, &status);
+  if (program == nullptr) return nullptr;
+  if (accepted == kSuccess && driver.program_build(program, 1, &context_->device, options.c_str(), nullptr, nullptr) == kSuccess) return program;
+  driver.program_release(program);
+  return nullptr;
+}
+
 // A cached program is a file of a checksum and the driver's binary. Whatever is wrong with it, it is built again.
 
 ProgramObject* Device::load_cached(const std::string& path, const std::string& options) const {
-  const Driver& driver = context_->driver;
   auto file = read_file(path);
   if (!file || file->size() <= sizeof(uint64_t)) return nullptr;
   const std::string_view binary = std::string_view(*file).substr(sizeof(uint64_t));
@@ -365,14 +400,7 @@ ProgramObject* Device::load_cached(const std::string& path, const std::string& o
     log_warning("{} is damaged; the program is built again", path);
     return nullptr;
   }
-  const size_t length = binary.size();
-  const auto* bytes = reinterpret_cast<const unsigned char*>(binary.data());
-  Status accepted = kSuccess, status = kSuccess;
-  ProgramObject* program = driver.program_from_binary(context_->handle, 1, &context_->device, &length, &bytes, &accepted, &status);
-  if (program == nullptr) return nullptr;
-  if (accepted == kSuccess && driver.program_build(program, 1, &context_->device, options.c_str(), nullptr, nullptr) == kSuccess) return program;
-  driver.program_release(program);
-  return nullptr;
+  return take_binary(binary, options);
 }
 
 void Device::store_cached(const std::string& path, ProgramObject* program) const {

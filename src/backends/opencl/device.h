@@ -81,6 +81,8 @@ struct DeviceOptions {
   bool emulates_flushing = false;  // and they take half subnormals for zeros
   /// For tests that plant faults: changes the whole source of a unit before it is built.
   std::function<void(std::string_view unit, std::string& source)> edit_source = {};
+  /// For tests: machine code of a program instead of this build's, which only Xe2 takes; empty: none.
+  std::function<std::string_view(std::string_view unit, std::string_view definitions)> binary = {};
   /// Where built programs are kept; empty: nowhere.
   std::string program_cache = default_program_cache();
 
@@ -113,6 +115,8 @@ class Device final : public ops::Device {
   /// Kernel `name` of `unit` (a .cl file of this folder), built with `definitions` such as "-DACTIVATION_BF16 -DKV_E4M3". A program is built at its first use, or
   /// taken from the cache on disk; "-cl-std=CL3.0" among them replaces 1.2. An error holds the first line of the build log that names a fault.
   Result<Function> function(std::string_view unit, const char* name, std::string_view definitions = {});
+  /// The programs built so far: "unit definitions".
+  [[nodiscard]] std::vector<std::string> programs() const;
   /// A small table in device memory, there when this returns.
   Result<std::unique_ptr<ops::Buffer>> upload(std::span<const int32_t> values, std::string_view purpose);
 
@@ -120,6 +124,9 @@ class Device final : public ops::Device {
   Device(std::shared_ptr<Context> context, QueueObject* queue, ops::DeviceTraits traits, std::string driver_version, bool on_intel, const DeviceOptions& options);
   Result<ProgramObject*> build(std::string_view unit, std::string_view definitions);
   Result<ProgramObject*> build_from(const std::string& source, const std::string& options, std::string_view unit);
+  /// What this build has of a program's machine code, where the device is one that it was compiled for; empty: nothing.
+  [[nodiscard]] std::string_view binary_of(std::string_view unit, std::string_view definitions) const;
+  ProgramObject* take_binary(std::string_view binary, const std::string& options) const;
   ProgramObject* load_cached(const std::string& path, const std::string& options) const;
   void store_cached(const std::string& path, ProgramObject* program) const;
 

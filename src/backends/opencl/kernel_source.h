@@ -21,4 +21,12 @@ std::span<const SourceFile> source_files();
 /// The whole text of `unit`.cl, each header pasted in where it is first included.
 Result<std::string> unit_source(std::string_view unit);
 
+/// Machine code of one program: an archive of a binary for each of bmg-g21 and bmg-g31.
+struct ProgramBinary {
+  std::string_view unit, definitions, bytes;
+};
+
+/// Those that were compiled with this build; none where it had no ocloc.
+std::span<const ProgramBinary> program_binaries();
+
 }  // namespace quern::opencl
