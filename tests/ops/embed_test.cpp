@@ -30,21 +30,21 @@ TEST(Embed, LooksUpRowsOfEveryScheme) {
 TEST(Embed, GivesZerosForIdsOfOtherRanksSoThatTheRanksRowsAddUp) {
   Bed bed;
   Random random(15);
-  const LinearCase table(bed, random, {70, 300, WeightScheme::kBF16});
+  const LinearCase table(bed, random, {70, 304, WeightScheme::kBF16});
   const std::vector<int32_t> ids = {0, 49, 50, 119, 120, 149};
   // The table's rows are the ids 50 .. 119 of 150; a rank without a table has zeros for all.
   for (const int64_t vocab : {70, 0}) {
-    const auto kernel = make_kernel<Embed>(bed, {.vocab_size = vocab, .hidden = 300, .activation = DType::kBF16, .first_id = 50, .num_ids = 150});
+    const auto kernel = make_kernel<Embed>(bed, {.vocab_size = vocab, .hidden = 304, .activation = DType::kBF16, .first_id = 50, .num_ids = 150});
     Buffer& packed = bed.packed(*kernel);
     if (vocab > 0) kernel->pack(table.source, packed, bed.stream());
-    const TensorView x = bed.tensor(DType::kBF16, {6, 300}, random.normals(6 * 300));
+    const TensorView x = bed.tensor(DType::kBF16, {6, 304}, random.normals(6 * 304));
     Launch launch = bed.launch(*kernel, 6);
     kernel->enqueue_lookup(bed.ints({6}, ids), packed, x, launch);
     for (size_t row = 0; row < ids.size(); ++row)
-      for (size_t i = 0; i < 300; ++i) {
+      for (size_t i = 0; i < 304; ++i) {
         const bool own = vocab > 0 && ids[row] >= 50 && ids[row] < 120;
-        const float wanted = own ? round_bf16(static_cast<float>(table.dense[static_cast<size_t>(ids[row] - 50) * 300 + i])) : 0.0f;
-        ASSERT_EQ(Bed::get(x, static_cast<int64_t>(row * 300 + i)), wanted) << "id " << ids[row] << " of a table of " << vocab;
+        const float wanted = own ? round_bf16(static_cast<float>(table.dense[static_cast<size_t>(ids[row] - 50) * 304 + i])) : 0.0f;
+        ASSERT_EQ(Bed::get(x, static_cast<int64_t>(row * 304 + i)), wanted) << "id " << ids[row] << " of a table of " << vocab;
       }
   }
 }

@@ -61,7 +61,7 @@ TEST(Dpas, MultipliesEverySchemeForEveryCutOfTheRows) {
   constexpr int64_t kIn = 384, kOut = 72;  // features end inside a tile
   for (const WeightScheme scheme : kTiledSchemes)
     for (const RowKind kind : kKinds) {
-      const int64_t kRows = scheme == WeightScheme::kFp8Block ? 140 : 35;  // prompts of more than 128 rows take the large tiles
+      const int64_t kRows = scheme == WeightScheme::kFp8Block && kind == RowKind::kPrompt ? 140 : 41;  // prompts of more than 128 rows take the large tiles
       SCOPED_TRACE(fmt::format("{} {}", weight_scheme_name(scheme), kind == RowKind::kDecode ? "decode" : "prompt"));
       Bed bed;
       Random random(4);
@@ -70,16 +70,19 @@ TEST(Dpas, MultipliesEverySchemeForEveryCutOfTheRows) {
       const TensorView before = bed.tensor(DType::kBF16, {kRows, kOut}, random.normals(kRows * kOut));
       const TensorView x = bed.tensor(DType::kBF16, {kRows, kOut});
       Layer layer(bed, linear.source, true);
-      const auto run = [&](int64_t piece) {
+      const auto run = [&](const std::vector<int64_t>& pieces) {  // then the rest
         bed.stream().copy(before, x);
-        for (int64_t first = 0; first < kRows; first += piece) {
-          const int64_t count = std::min(piece, kRows - first);
+        int64_t first = 0;
+        const auto run_next = [&](int64_t count) {
           layer.run(rows_from(in, first, count), rows_from(x, first, count), kind);
-        }
+          first += count;
+        };
+        for (const int64_t piece : pieces) run_next(piece);
+        run_next(kRows - first);
         return Bed::bytes(x);
       };
-      const std::string together = run(kRows);
-      for (const int64_t piece : {7, 33}) EXPECT_TRUE(run(piece) == together) << "pieces of " << piece;
+      const std::string together = run({});
+      EXPECT_TRUE(run({1, 7, 9}) == together);
       Vector expected;
       for (int64_t row = 0; row < kRows; ++row) {
         const Vector y = multiply(linear.dense, row_of(in, row));
@@ -218,20 +221,24 @@ TEST(Dpas, BuildsOnlyProgramsThatXpuCheckKnows) {
   std::set<std::string> known;
   for (std::string line; std::getline(file, line);)
     if (!line.starts_with("#")) known.insert(line.substr(line.rfind('|') + 2));
-  using opencl::Epilogue;
-  const auto expect_known = [&](const std::string& definitions) { EXPECT_TRUE(known.contains(definitions)) << definitions; };
-  for (const auto& [weight, scaled] : {std::pair{DType::kE4M3, false}, {DType::kE4M3, true}, {DType::kBF16, false}, {DType::kF16, false}})
-    for (const bool large : {false, true}) {
-      for (const Epilogue epilogue : {Epilogue::kStore, Epilogue::kStoreF32, Epilogue::kAddResidual})
-        expect_known(opencl::dpas_definitions(weight, epilogue, true, 1, large, scaled));
-      expect_known(opencl::dpas_definitions(weight, Epilogue::kSilu, true, 2, large, scaled));
-      for (const Epilogue epilogue : {Epilogue::kStore, Epilogue::kAddResidual, Epilogue::kSilu, Epilogue::kMultiply})
-        expect_known(opencl::dpas_definitions(weight, epilogue, false, 1, large, scaled));
-    }
+  using opencl::DpasProgram, opencl::Epilogue;
+  std::vector<DpasProgram> programs;
+  for (const auto& [weight, scaled] : {std::pair{DType::kE4M3, false}, {DType::kE4M3, true}, {DType::kBF16, false}, {DType::kF16, false}}) {
+    for (const bool pair : {false, true})
+      for (const bool mixed : {false, true}) {
+        if (mixed && (pair || weight != DType::kE4M3)) continue;
+        for (const int64_t rows : {1, 8, 32})
+          for (const bool norms : {false, true})
+            if (norms || (!pair && !mixed) || rows == 32) programs.push_back({.weight = weight, .scaled = scaled, .pair = pair, .rows = rows, .norms = norms, .mixed = mixed});
+      }
+    for (const Epilogue epilogue : {Epilogue::kStore, Epilogue::kAddResidual, Epilogue::kPair})
+      for (const bool large : {false, true}) programs.push_back({.weight = weight, .scaled = scaled, .large = large, .epilogue = epilogue});
+  }
+  for (const DpasProgram& program : programs) EXPECT_TRUE(known.contains(program.definitions())) << program.definitions();
 }
 
-/// W x of one row on a device of its own; W [16, x.size()] with block scales 1, 2, 3 ... along K.
-std::vector<float> multiply_on(opencl::Device& device, const std::vector<uint8_t>& codes, const std::vector<float>& x, RowKind kind) {
+/// W x of rows that are all x, on a device of its own; W [16, x.size()] with block scales 1, 2, 3 ... along K.
+std::vector<float> multiply_on(opencl::Device& device, const std::vector<uint8_t>& codes, const std::vector<float>& x, RowKind kind, int64_t rows = 1) {
   const auto in_features = std::ssize(x), blocks = in_features / kScaleBlock;
   const LinearShape shape{.out_features = 16, .in_features = in_features, .scheme = WeightScheme::kFp8Block};
   const auto& dpas = backends::kernel_table(Platform::kOpenCl).list<DownResidual>().candidates().front();
@@ -250,10 +257,10 @@ std::vector<float> multiply_on(opencl::Device& device, const std::vector<uint8_t
   std::iota(source.scale.data<float>(), source.scale.data<float>() + blocks, 1.0f);
   const TensorView packed = tensor(DType::kU8, {static_cast<int64_t>(kernel->packed_bytes())});
   kernel->pack(source, *packed.buffer, *stream);
-  const TensorView in = tensor(DType::kBF16, {1, in_features}), out = tensor(DType::kBF16, {1, 16});
-  for (int64_t i = 0; i < in_features; ++i) Bed::set(in, i, x[static_cast<size_t>(i)]);
-  Launch launch{*stream, tensor(DType::kU8, {static_cast<int64_t>(kernel->workspace_bytes(1))})};
-  kernel->enqueue(KindRows(1, kind).rows, {ActivationLayout::kPlain, in, {}}, *packed.buffer, out, launch);
+  const TensorView in = tensor(DType::kBF16, {rows, in_features}), out = tensor(DType::kBF16, {rows, 16});
+  for (int64_t i = 0; i < rows * in_features; ++i) Bed::set(in, i, x[static_cast<size_t>(i % in_features)]);
+  Launch launch{*stream, tensor(DType::kU8, {static_cast<int64_t>(kernel->workspace_bytes(rows))})};
+  kernel->enqueue(KindRows(rows, kind).rows, {ActivationLayout::kPlain, in, {}}, *packed.buffer, out, launch);
   EXPECT_OK(stream->finish());
   return Bed::values(out);
 }
@@ -291,12 +298,18 @@ TEST(Dpas, FaultsPlantedInTheKernelsChangeTheResult) {
   struct Fault {
     const char *what, *unit, *from, *to;
     RowKind kind;
+    int64_t rows = 1;
   };
   const Fault faults[] = {
       {"lane", "dpas", "shared[split][t][g * 8 + m][lane]", "shared[split][t][g * 8 + m][lane ^ 1]", RowKind::kDecode},
-      {"K offset of rows", "dpas", "block * BLOCK + k + half_k * 16", "block * BLOCK + k", RowKind::kDecode},
-      {"K offset of weights", "dpas", "DWORDS((long)block * BLOCK + k)", "DWORDS((long)block * BLOCK)", RowKind::kDecode},
-      {"scale of the block before", "dpas", "(first_tile + t) * blocks + block)", "(first_tile + t) * blocks)", RowKind::kDecode},
+      {"K offset of rows", "dpas", "operands[k / 16 + half_k]", "operands[k / 16]", RowKind::kDecode},
+      {"block of rows", "dpas", "load_activations(from[m] + block * BLOCK)", "load_activations(from[m])", RowKind::kDecode, 3},
+      {"scale of rows", "dpas", "row_scale[m] = inverse_of(inverse)", "row_scale[m] = inverse", RowKind::kDecode},
+      {"K offset of weights", "dpas", "DWORDS(type, block * BLOCK + k)", "DWORDS(type, block * BLOCK)", RowKind::kDecode},
+      {"scale of the block before", "dpas", "scales[t * blocks + block]", "scales[t * blocks]", RowKind::kDecode},
+      {"K offset of many rows", "dpas", "block * BLOCK + k + half_k * 16", "block * BLOCK + k", RowKind::kDecode, 9},
+      {"place of many rows", "dpas_operands", "block * BLOCK + i * 16 + lane", "block * BLOCK + i * 16 + (lane ^ 1)", RowKind::kDecode, 9},
+      {"scale of many rows", "dpas_operands", "inverse_of(inverse);\n  }", "inverse;\n  }", RowKind::kDecode, 9},
       {"bit mask of a code", "dpas", "0x3f803f80u", "0x3f003f80u", RowKind::kDecode},
       {"order of codes in a dword", "tile16", "(uint)p[2] << 8 | (uint)p[1] << 16", "(uint)p[1] << 8 | (uint)p[2] << 16", RowKind::kDecode},
       {"K offset of rows", "dpas", "(int2)(k + 16, row + i * 8)", "(int2)(k, row + i * 8)", RowKind::kPrompt},
@@ -314,7 +327,8 @@ TEST(Dpas, FaultsPlantedInTheKernelsChangeTheResult) {
       }
     };
     const auto wrong = opencl::Device::open(ordinal, {.inspectable = true, .emulates_xe2 = true, .edit_source = plant, .program_cache = {}}).value();
-    const std::vector<float> expected = multiply_on(*right, codes, x, fault.kind), actual = multiply_on(*wrong, codes, x, fault.kind);
+    const std::vector<float> expected = multiply_on(*right, codes, x, fault.kind, fault.rows),
+                             actual = multiply_on(*wrong, codes, x, fault.kind, fault.rows);
     EXPECT_GT(num_planted, 0) << "the text is not in the source any more";
     EXPECT_GT(relative_rms(actual, Vector(expected.begin(), expected.end())), 10 * kBound);
   }

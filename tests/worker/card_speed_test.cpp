@@ -88,7 +88,7 @@ TEST(CardSpeed, WorkOfOneTokenIsTheModelsBytesAndTheKernelsLaunches) {
   EXPECT_EQ(one.hand_over_bytes, 0);
   // Instructions of 16 lanes for a byte of weight: measured when the kernels were compiled (programs.txt).
   EXPECT_GT(one.weight_slots / one.weight_bytes, 0.05);
-  EXPECT_LT(one.weight_slots / one.weight_bytes, 0.2);
+  EXPECT_LT(one.weight_slots / one.weight_bytes, 0.25);
   int64_t launches = 0;
   for (const OpChoice& choice : plan->choices) {
     EXPECT_GT(choice.launches.decode, 0) << choice.op << ' ' << choice.candidate;
@@ -126,7 +126,8 @@ TEST(CardSpeed, MoreRowsCostInstructionsBeforeTheyCostBytes) {
   const RankWork one = rank_work(*plan, part, {}), eight = rank_work(*plan, part, {.num_sequences = 8}), many = rank_work(*plan, part, {.num_sequences = 64}),
                  prompt = rank_work(*plan, part, {.kind = kPrompt, .rows_each = 512, .context = 512});
   EXPECT_DOUBLE_EQ(eight.weight_bytes, one.weight_bytes);
-  EXPECT_DOUBLE_EQ(eight.weight_slots, one.weight_slots) << "eight rows meet one converted weight";
+  EXPECT_GT(eight.weight_slots, one.weight_slots) << "rows become operands where they are multiplied";
+  EXPECT_LT(eight.weight_slots, 3 * one.weight_slots) << "eight of them meet one converted weight";
   EXPECT_DOUBLE_EQ(many.weight_bytes, 2 * one.weight_bytes) << "launches of up to 32 rows";
   EXPECT_GT(many.weight_slots, 2 * one.weight_slots);
   EXPECT_DOUBLE_EQ(eight.mixer_bytes, 8 * one.mixer_bytes);

@@ -55,9 +55,9 @@ inline Result<JoinedDevices> join_devices(const ExecutionPlan& plan, bool record
 /// One model on that device, or on several of its kind, driven with StepPlans by hand.
 class TestRunner {
  public:
-  explicit TestRunner(const std::filesystem::path& model_dir, WorkerOptions options = {}, bool records = false) {
+  explicit TestRunner(const std::filesystem::path& model_dir, WorkerOptions options = {}, bool records = false, const std::string& on_device = {}) {
     options.model_dir = model_dir;
-    options.device = devices_under_test(options.tp_size * options.pp_size);
+    options.device = on_device.empty() ? devices_under_test(options.tp_size * options.pp_size) : on_device;
     // A start among several GPUs tries every transport; one is enough but where transports are what is tested (ranks_test.cpp).
     if (options.tp_size * options.pp_size > 1 && options.collective.transport.empty() && device_under_test() != "cpu") options.collective.transport = "staged";
     if (options.max_num_seqs == 0) options.max_num_seqs = 4;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "backends/opencl/dpas.h"
 #include "backends/opencl/plain.h"
 #include "backends/opencl/simd16.h"
 #include "ops/kv_dtype.h"
@@ -16,6 +17,7 @@ constexpr int64_t kSimd16HeadDim = 256, kSimd16MaxHeads = 8, kSimd16Part = kSimd
 constexpr size_t kSimd16Items = 256;
 constexpr int64_t kDecodeShares = 16;  // groups that share the keys of a decode row
 constexpr int64_t kDecodeRows = 32;    // of a launch, so that the workspace stays small
+constexpr int64_t kPromptRows = 8;     // of a group of attention_dpas.cl
 
 class AttentionKernel final : public ops::Attention::Kernel {
  public:
@@ -38,12 +40,18 @@ class AttentionKernel final : public ops::Attention::Kernel {
   std::unique_ptr<ops::Buffer> kv_head_;  // i32 [num_q_heads]
 };
 
+/// opencl.simd16, and opencl.dpas, which computes the rows of prompts on the matrix units.
 class Simd16Attention final : public ops::Attention::Kernel {
  public:
-  Simd16Attention(const ops::Attention::Problem& problem, Function shares, Function merge, std::unique_ptr<ops::Buffer> first_heads)
-      : problem_(problem), shares_(shares), merge_(merge), first_heads_(std::move(first_heads)) {}
+  /// The kernel for rows of prompts, and the kv head of each query head, i32 [num_q_heads].
+  struct Prompt {
+    Function attention;
+    std::unique_ptr<ops::Buffer> kv_head;
+  };
+  Simd16Attention(const ops::Attention::Problem& problem, Function shares, std::unique_ptr<ops::Buffer> first_heads, std::unique_ptr<ops::Buffer> arrivals, Prompt prompt)
+      : problem_(problem), shares_(shares), first_heads_(std::move(first_heads)), arrivals_(std::move(arrivals)), prompt_(std::move(prompt)) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return simd16::arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return prompt_.kv_head != nullptr ? "opencl.dpas.bf16" : simd16::arithmetic_id(problem_.activation); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     return Scratch::size(static_cast<size_t>(std::min(max_rows, kDecodeRows) * problem_.num_q_heads * kDecodeShares * kSimd16Part) * sizeof(float));
   }
@@ -55,24 +63,30 @@ class Simd16Attention final : public ops::Attention::Kernel {
     const auto num_q_heads = static_cast<int32_t>(problem_.num_q_heads);
     for (const RowSegment& segment : segments_of(rows, 0, rows.num_rows)) {
       const bool decode = segment.kind == ops::RowKind::kDecode;
+      if (!decode && prompt_.kv_head != nullptr) continue;
       const int64_t step = decode ? kDecodeRows : segment.count;
       for (int64_t first = segment.first; first < segment.first + segment.count; first += step) {
         const auto count = static_cast<size_t>(std::min(step, segment.first + segment.count - first)), num_shares = static_cast<size_t>(decode ? kDecodeShares : 1);
         const Place shares = decode ? place_of(launch.workspace) : Place{};
         stream.launch(shares_, {{count, static_cast<size_t>(problem_.num_kv_heads), num_shares}, {kSimd16Items, 1, 1}}, static_cast<int32_t>(first), num_q_heads,
                       static_cast<int32_t>(problem_.num_kv_heads), first_index, query, gate, out.data, place_in(*first_heads_, 0), rows.run_table, rows.row_runs, rows.indices,
-                      rows.slots.block_tables, row_stride(rows.slots.block_tables), kv.k, kv.v, kv.k_scale, kv.v_scale, shares);
-        if (decode)
-          stream.launch(merge_, {{count, static_cast<size_t>(num_q_heads), 1}, {kSimd16Items, 1, 1}}, static_cast<int32_t>(first), num_q_heads,
-                        static_cast<int32_t>(num_shares), rows.indices, shares, gate, out.data);
+                      rows.slots.block_tables, row_stride(rows.slots.block_tables), kv.k, kv.v, kv.k_scale, kv.v_scale, shares, place_in(*arrivals_, 0));
       }
     }
+    if (prompt_.kv_head == nullptr) return;
+    for (const ops::RowRun& run : rows.runs)
+      if (run.kind == ops::RowKind::kPrompt)
+        stream.launch(prompt_.attention, {{static_cast<size_t>(num_q_heads), groups_for(run.num_rows, kPromptRows), 1}, {16, 1, 1}}, run.first_row, run.num_rows, num_q_heads,
+                      static_cast<int32_t>(problem_.num_kv_heads), first_index, query, gate, out.data, place_in(*prompt_.kv_head, 0), rows.run_table, rows.row_runs, rows.indices,
+                      rows.slots.block_tables, row_stride(rows.slots.block_tables), kv.k, kv.v, kv.k_scale, kv.v_scale);
   }
 
  private:
   ops::Attention::Problem problem_;
-  Function shares_, merge_;
+  Function shares_;
   std::unique_ptr<ops::Buffer> first_heads_;  // i32 [num_kv_heads + 1]
+  std::unique_ptr<ops::Buffer> arrivals_;     // i32 [kDecodeRows, num_kv_heads], zeros between launches
+  Prompt prompt_;                             // of opencl.dpas
 };
 
 /// The first query head of each kv head, and the number of all; empty where those of a kv head do not follow each other.
@@ -82,6 +96,14 @@ std::vector<int32_t> first_heads_of(const ops::Attention::Problem& problem) {
   for (size_t kv = 0; kv < first.size() - 1; ++kv)
     first[kv] = static_cast<int32_t>(std::lower_bound(problem.kv_head.begin(), problem.kv_head.end(), static_cast<int32_t>(kv)) - problem.kv_head.begin());
   return first;
+}
+
+Result<std::unique_ptr<ops::Attention::Kernel>> make_on_sub_groups(const ops::Attention::Problem& problem, Device& d, Simd16Attention::Prompt prompt) {
+  const std::string of_device = simd16::definitions(d, kv_definitions(problem.activation, problem.kv));
+  ASSIGN_OR_RETURN(const Function shares, d.function("attention_simd16", "attention_shares", of_device));
+  ASSIGN_OR_RETURN(auto first_heads, d.upload(first_heads_of(problem), "the attention's head map"));
+  ASSIGN_OR_RETURN(auto arrivals, d.upload(std::vector<int32_t>(static_cast<size_t>(kDecodeRows * problem.num_kv_heads)), "the attention's counters"));
+  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<Simd16Attention>(problem, shares, std::move(first_heads), std::move(arrivals), std::move(prompt)));
 }
 
 }  // namespace
@@ -114,12 +136,24 @@ ops::Verdict simd16::accepts(const ops::Attention::Problem& problem, const ops::
   return plain::accepts(problem, traits);
 }
 Result<std::unique_ptr<ops::Attention::Kernel>> simd16::make(const ops::Attention::Problem& problem, ops::Device& device) {
+  return make_on_sub_groups(problem, opencl_device(device), {});
+}
+
+ops::Verdict dpas::accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits& traits) {
+  if (problem.activation != DType::kBF16) return ops::refuse("activation dtype {} is not supported; bf16 is", dtype_name(problem.activation));
+  return simd16::accepts(problem, traits);
+}
+Result<std::unique_ptr<ops::Attention::Kernel>> dpas::make(const ops::Attention::Problem& problem, ops::Device& device) {
   Device& d = opencl_device(device);
-  const std::string of_device = definitions(d, kv_definitions(problem.activation, problem.kv));
-  ASSIGN_OR_RETURN(const Function shares, d.function("attention_simd16", "attention_shares", of_device));
-  ASSIGN_OR_RETURN(const Function merge, d.function("attention_simd16", "attention_merge", of_device));
-  ASSIGN_OR_RETURN(auto first_heads, d.upload(first_heads_of(problem), "the attention's head map"));
-  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<Simd16Attention>(problem, shares, merge, std::move(first_heads)));
+  bool scaled = false;
+  if (problem.kv == DType::kE4M3) {
+    ASSIGN_OR_RETURN(scaled, d.flushes_half_subnormals());
+  }
+  Simd16Attention::Prompt prompt;
+  ASSIGN_OR_RETURN(prompt.attention, d.function("attention_dpas", "attention_prompt",
+                                                simd16::definitions(d, kv_definitions(problem.activation, problem.kv) + (scaled ? " -DSCALED_OPERANDS" : ""))));
+  ASSIGN_OR_RETURN(prompt.kv_head, d.upload(problem.kv_head, "the attention's head map"));
+  return make_on_sub_groups(problem, d, std::move(prompt));
 }
 
 }  // namespace quern::opencl

@@ -33,12 +33,27 @@ float dot16(float16 a, float16 b) {
 
 float gated(float value, float gate) { return round_activation(value) * round_activation(sigmoid(gate)); }
 
+// Merges the shares of a row and query head, in order; shares without a key have no maximum.
+float merged(const __global float* from, int num_shares, int item) {
+  float total = 0.0f, largest = -INFINITY, sum = 0.0f;
+  for (int share = 0; share < num_shares; ++share) {
+    const __global float* p = from + (long)share * PART;
+    if (p[D] == -INFINITY) continue;
+    const float now_largest = fmax(largest, p[D]), before = exp(largest - now_largest), now = exp(p[D] - now_largest);
+    sum = sum * before + p[D + 1] * now;
+    total = total * before + p[item] * now;
+    largest = now_largest;
+  }
+  return sum > 0.0f ? total / sum : sum;  // no key at all, or padding: 0; NaN stays NaN
+}
+
 // A group per row from first_row on (axis 0), kv head (axis 1) and share of the parts (axis 2): share z of n takes the parts z, z + n, ... in order. With one share the
-// group writes out, otherwise `shares` f32 [rows, num_q_heads, n, PART]. first_head i32 [num_kv_heads + 1] names the query heads of each kv head, which are consecutive.
+// group writes out, otherwise `shares` f32 [rows, num_q_heads, n, PART], and the last one of a row and kv head to come, which `arrivals` [rows, num_kv_heads] counts from zero
+// to zero, merges them. first_head i32 [num_kv_heads + 1] names the query heads of each kv head, which are consecutive.
 __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_size(ITEMS, 1, 1))) __kernel void attention_shares(
     int first_row, int num_q_heads, int num_kv_heads, int first_index, PLACE(const activation_t, query_rows), PLACE(const activation_t, gate), PLACE(activation_t, out),
     PLACE(const int, first_heads), PLACE(const run_t, runs), PLACE(const int, row_runs), PLACE(const int, indices), PLACE(const int, block_tables), int block_tables_stride,
-    PLACE(const kv_t, cache_k), PLACE(const kv_t, cache_v), PLACE(const float, k_scale), PLACE(const float, v_scale), PLACE(float, shares)) {
+    PLACE(const kv_t, cache_k), PLACE(const kv_t, cache_v), PLACE(const float, k_scale), PLACE(const float, v_scale), PLACE(float, shares), PLACE(atomic_int, arrivals)) {
   FIND(const activation_t, query_rows);
   FIND(const activation_t, gate);
   FIND(activation_t, out);
@@ -52,6 +67,7 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
   FIND(const float, k_scale);
   FIND(const float, v_scale);
   FIND(float, shares);
+  FIND(atomic_int, arrivals);
   __local float scores[MAX_HEADS][KV_SPLIT], query[MAX_HEADS][D], shared[ITEMS];
   const int item = (int)get_local_id(0), group = item / 16, lane = (int)get_sub_group_local_id();
   const int local_row = (int)get_group_id(0), row = first_row + local_row, kv_head = (int)get_group_id(1), share = (int)get_group_id(2), num_shares = (int)get_num_groups(2);
@@ -80,7 +96,7 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     float part_largest[MAX_HEADS], part_sum[MAX_HEADS], values[MAX_HEADS];
-#pragma unroll
+    UNROLL
     for (int h = 0; h < MAX_HEADS; ++h) {
       float mine = -INFINITY;
       for (int j = begin + item; j < end && h < num_heads; j += ITEMS) mine = fmax(mine, scores[h][j - part]);
@@ -96,10 +112,10 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
     }
     for (int j = begin; j < end; ++j) {
       const float value = kv_to_f32(cache_v[place_in_cache(block_table, j, kv_head, num_kv_heads) * D + item]);
-#pragma unroll
+      UNROLL
       for (int h = 0; h < MAX_HEADS; ++h) values[h] = fma(scores[h][j - part], value, values[h]);
     }
-#pragma unroll
+    UNROLL
     for (int h = 0; h < MAX_HEADS; ++h) {
       if (h >= num_heads) continue;
       const float now_largest = fmax(largest[h], part_largest[h]), before = exp(largest[h] - now_largest), now = exp(part_largest[h] - now_largest);
@@ -109,7 +125,8 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
     }
     barrier(CLK_LOCAL_MEM_FENCE);  // all scores are read
   }
-#pragma unroll
+  __local int arrived;
+  UNROLL
   for (int h = 0; h < MAX_HEADS; ++h) {
     if (h >= num_heads) continue;
     const int head = head0 + h;
@@ -122,30 +139,21 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
       }
     } else {
       const long at = ((long)row * num_q_heads + head) * D + item;
-      const float factor = sum[h] > 0.0f ? value_scale / sum[h] : sum[h];  // no key at all, or padding: 0; NaN stays NaN
+      const float factor = sum[h] > 0.0f ? value_scale / sum[h] : sum[h];
       out[at] = index < 0 ? narrow(0.0f) : narrow(gated(total[h] * factor, widen(gate[at])));
     }
   }
-}
-
-// Merges the shares of a row (axis 0, from first_row on) and query head (axis 1), in order; shares without a key have no maximum.
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void attention_merge(int first_row, int num_q_heads, int num_shares, PLACE(const int, indices), PLACE(const float, shares),
-                                                                                 PLACE(const activation_t, gate), PLACE(activation_t, out)) {
-  FIND(const int, indices);
-  FIND(const float, shares);
-  FIND(const activation_t, gate);
-  FIND(activation_t, out);
-  const int item = (int)get_local_id(0), row = first_row + (int)get_group_id(0), head = (int)get_group_id(1);
-  const __global float* from = shares + ((long)get_group_id(0) * num_q_heads + head) * num_shares * PART;
-  const long at = ((long)row * num_q_heads + head) * D + item;
-  float total = 0.0f, largest = -INFINITY, sum = 0.0f;
-  for (int share = 0; share < num_shares && indices[row] >= 0; ++share) {
-    const __global float* p = from + (long)share * PART;
-    if (p[D] == -INFINITY) continue;
-    const float now_largest = fmax(largest, p[D]), before = exp(largest - now_largest), now = exp(p[D] - now_largest);
-    sum = sum * before + p[D + 1] * now;
-    total = total * before + p[item] * now;
-    largest = now_largest;
+  atomic_work_item_fence(CLK_GLOBAL_MEM_FENCE, memory_order_release, memory_scope_device);  // the item's part of the shares is seen before its group is counted
+  barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+  __global atomic_int* count = arrivals + (long)local_row * num_kv_heads + kv_head;
+  if (item == 0) arrived = num_shares == 1 ? 0 : atomic_fetch_add_explicit(count, 1, memory_order_acq_rel, memory_scope_device);
+  barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+  if (num_shares == 1 || arrived != num_shares - 1) return;
+  atomic_work_item_fence(CLK_GLOBAL_MEM_FENCE, memory_order_acquire, memory_scope_device);
+  if (item == 0) atomic_store_explicit(count, 0, memory_order_relaxed, memory_scope_device);
+  for (int h = 0; h < num_heads; ++h) {
+    const long at = ((long)row * num_q_heads + head0 + h) * D + item;
+    const float value = index < 0 ? 0.0f : merged(shares + ((long)local_row * num_q_heads + head0 + h) * num_shares * PART, num_shares, item);
+    out[at] = index < 0 ? narrow(0.0f) : narrow(gated(value, widen(gate[at])));
   }
-  out[at] = indices[row] < 0 ? narrow(0.0f) : narrow(gated(sum > 0.0f ? total / sum : sum, widen(gate[at])));
 }

@@ -12,7 +12,7 @@ template <class Linears>
 class AttnInKernel final : public ops::AttnIn::Kernel {
  public:
   AttnInKernel(const ops::AttnIn::Problem& problem, const VectorLauncher& vectors, Linears linears, Function rotate)
-      : problem_(problem), vectors_(vectors), linears_(std::move(linears)), rotate_(rotate), q_(problem.q, 0), k_(problem.k, q_.end_bytes()), v_(problem.v, k_.end_bytes()), norms_at_(v_.end_bytes()) {
+      : problem_(problem), vectors_(vectors), linears_(std::move(linears)), rotate_(rotate), norms_at_(linears_.end_bytes()) {
     // Which of the positions (t, h, w) each frequency turns with (interleaved mrope).
     for (size_t i = 0; i < problem.inv_freq.size(); ++i) {
       int32_t axis = 0;
@@ -28,13 +28,13 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
   }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     const int64_t rows = std::min(max_rows, kRowTile);
-    return bytes(rows * problem_.hidden) + bytes(rows * q_width()) + 2 * bytes(rows * kv_width()) + linears_.input_bytes(rows, problem_.hidden);
+    return bytes(rows * q_width()) + 2 * bytes(rows * kv_width()) + linears_.scratch_bytes(rows);
   }
   void pack(const ops::AttnIn::Weights& weights, ops::Buffer& packed, ops::Stream& ops_stream) const override {
     Stream& stream = opencl_stream(ops_stream);
-    linears_.pack(q_, weights.q, packed, stream);
-    linears_.pack(k_, weights.k, packed, stream);
-    linears_.pack(v_, weights.v, packed, stream);
+    linears_.pack(0, weights.q, packed, stream);
+    linears_.pack(1, weights.k, packed, stream);
+    linears_.pack(2, weights.v, packed, stream);
     vectors_.widen(stream, weights.norm, vector_in(packed, 0), 1.0f);
     vectors_.widen(stream, weights.q_norm, vector_in(packed, q_norm_at()), 1.0f);
     vectors_.widen(stream, weights.k_norm, vector_in(packed, k_norm_at()), 1.0f);
@@ -50,14 +50,8 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      const Place normed = scratch.take(bytes(n * problem_.hidden)), q = scratch.take(bytes(n * q_width())), k = scratch.take(bytes(n * kv_width())),
-                  v = scratch.take(bytes(n * kv_width()));
-      vectors_.norm(stream, row_place(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, vector_in(packed, 0), 0.0f, normed, problem_.hidden);
-      const auto input = linears_.input(stream, normed, n, problem_.hidden, scratch);
-      const std::vector<RowSegment> segments = segments_of(rows, first, n);
-      linears_.multiply(stream, q_, packed, input, segments, Epilogue::kStore, q);
-      linears_.multiply(stream, k_, packed, input, segments, Epilogue::kStore, k);
-      linears_.multiply(stream, v_, packed, input, segments, Epilogue::kStore, v);
+      const Place q = scratch.take(bytes(n * q_width())), k = scratch.take(bytes(n * kv_width())), v = scratch.take(bytes(n * kv_width())), outs[] = {q, k, v};
+      linears_.multiply(stream, packed, {row_place(x, first, problem_.hidden), {}, n, vector_in(packed, 0), problem_.eps}, segments_of(rows, first, n), outs, scratch);
       stream.launch(rotate_, {{static_cast<size_t>(n), static_cast<size_t>(problem_.num_q_heads + problem_.num_kv_heads), 1}, {kItems, 1, 1}}, static_cast<int32_t>(first),
                     static_cast<int32_t>(problem_.num_q_heads), static_cast<int32_t>(problem_.num_kv_heads), static_cast<int32_t>(problem_.head_dim),
                     static_cast<int32_t>(num_frequencies()), problem_.eps, problem_.rope_scale, q, k, v, vector_in(packed, q_norm_at()), vector_in(packed, k_norm_at()),
@@ -82,7 +76,6 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
   VectorLauncher vectors_;
   Linears linears_;
   Function rotate_;
-  typename Linears::Packed q_, k_, v_;
   size_t norms_at_;
   std::vector<int32_t> axis_;
 };
@@ -91,7 +84,7 @@ template <class Linears>
 Result<std::unique_ptr<ops::AttnIn::Kernel>> make_on(const ops::AttnIn::Problem& problem, Device& device) {
   CHECK(2 * std::ssize(problem.inv_freq) <= problem.head_dim);
   ASSIGN_OR_RETURN(const VectorLauncher vectors, VectorLauncher::create(device, problem.activation));
-  ASSIGN_OR_RETURN(Linears linears, Linears::create(device, problem.activation, {{problem.q}, {problem.k}, {problem.v}}));
+  ASSIGN_OR_RETURN(Linears linears, Linears::create(device, problem.activation, {{problem.q, problem.k, problem.v}, Epilogue::kStore, true}));
   ASSIGN_OR_RETURN(const Function rotate, device.function("attention", "rotate_rows", kv_definitions(problem.activation, problem.kv)));
   return std::unique_ptr<ops::AttnIn::Kernel>(std::make_unique<AttnInKernel<Linears>>(problem, vectors, std::move(linears), rotate));
 }

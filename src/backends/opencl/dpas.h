@@ -5,7 +5,8 @@
 #include "backends/opencl/tiled_linear.h"
 #include "ops/kernel_table.h"
 
-// The candidates named "opencl.dpas": linear layers on the matrix units of Xe2 (dpas.cl), W8A16 or W16A16 with f32 sums. Each op has its file, beside plain.
+// The candidates named "opencl.dpas": linear layers on the matrix units of Xe2 (dpas.cl), W8A16 or W16A16 with f32 sums, and attention of prompts (attention_dpas.cl). Each op has
+// its file, beside plain.
 
 namespace quern::opencl::dpas {
 
@@ -13,6 +14,7 @@ namespace quern::opencl::dpas {
   ops::Verdict accepts(const ops::Op::Problem& problem, const ops::DeviceTraits& traits); \
   Result<std::unique_ptr<ops::Op::Kernel>> make(const ops::Op::Problem& problem, ops::Device& device);
 QUERN_DPAS(AttnIn)
+QUERN_DPAS(Attention)
 QUERN_DPAS(GdnIn)
 QUERN_DPAS(LinearResidual)
 QUERN_DPAS(MlpIn)

@@ -4,6 +4,7 @@
 
 SUB_GROUP __attribute__((reqd_work_group_size(16, 1, 1))) __kernel void half_subnormals(PLACE(int, flushed)) {
   FIND(int, flushed);
-  const float8 sums = intel_sub_group_f16_f16_matrix_mad_k16((short8)(0x3c00), (int8)(0x00800080), (float8)(0.0f));
+  EMULATION_MEMORY(16);
+  const float8 sums = MAD_F16((short8)(0x3c00), (int8)(0x00800080), (float8)(0.0f));
   if (get_sub_group_local_id() == 0) flushed[0] = sums.s0 != 0x1p-13f || sums.s7 != 0x1p-13f;
 }

@@ -1,4 +1,4 @@
-#define ITEMS 64
+#define ITEMS PORTABLE_ITEMS(64, 256)
 #include "backends/opencl/numeric.clh"
 #include "backends/opencl/step.clh"
 
@@ -8,7 +8,7 @@ typedef struct {
 } draft_t;
 
 // ops::DraftRows::Kernel::enqueue_first. Every row is padding at first; a launch of its own, so that the next one may place the runs' rows side by side.
-__kernel void clear_rows(int num_rows, PLACE(int, tokens), PLACE(int, indices), PLACE(int, positions)) {
+PORTABLE __kernel void clear_rows(int num_rows, PLACE(int, tokens), PLACE(int, indices), PLACE(int, positions)) {
   FIND(int, tokens);
   FIND(int, indices);
   FIND(int, positions);
@@ -20,7 +20,7 @@ __kernel void clear_rows(int num_rows, PLACE(int, tokens), PLACE(int, indices), 
 }
 
 // The rows of the step, each with the token that follows; one group a run.
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void draft_first(int k_max, PLACE(const draft_t, drafts), PLACE(const run_t, runs), PLACE(const int, sampled),
+PORTABLE __attribute__((reqd_work_group_size(ITEMS, 1, 1))) __kernel void draft_first(int k_max, PLACE(const draft_t, drafts), PLACE(const run_t, runs), PLACE(const int, sampled),
                                                                              PLACE(const int, num_sampled), PLACE(const int, non_finite), PLACE(const int, step_tokens),
                                                                              PLACE(const int, step_indices), PLACE(const int, step_positions), PLACE(int, tokens),
                                                                              PLACE(int, indices), PLACE(int, positions), PLACE(int, last_rows)) {
@@ -61,7 +61,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void draft_first(int
 }
 
 // enqueue_next: one row per run that drafts on; one group a run.
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void draft_next(int pass, int k_max, int drafts_stride, int width, PLACE(const draft_t, drafts), PLACE(const int, ids),
+PORTABLE __attribute__((reqd_work_group_size(ITEMS, 1, 1))) __kernel void draft_next(int pass, int k_max, int drafts_stride, int width, PLACE(const draft_t, drafts), PLACE(const int, ids),
                                                                             PLACE(const int, before_indices), PLACE(const int, before_positions),
                                                                             PLACE(const activation_t, hidden), PLACE(int, tokens), PLACE(int, indices), PLACE(int, positions),
                                                                             PLACE(activation_t, hidden_out), PLACE(int, last_rows), PLACE(int, slot_drafts), PLACE(int, proposed)) {

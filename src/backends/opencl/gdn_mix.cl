@@ -181,14 +181,9 @@ __kernel void gdn_window(int k_max, long channels, PLACE(const run_t, runs), PLA
   FIND(activation_t, window);
   FIND(activation_t, boundary_columns);
   const rows_t rows = rows_of(runs[get_global_id(1)], cursors);
-  const long channel = (long)get_global_id(0), length = 3 + k_max + 1;
+  const long channel = (long)get_global_id(0);
   if (rows.cursor == rows.end || channel >= channels) return;
-  const long boundary = (rows.committed ? rows.end : rows.cursor) / GRID * GRID;
-  if (boundary > boundaries[rows.slot])
-    for (int i = 0; i < 3; ++i)
-      boundary_columns[(rows.slot * 3 + i) * channels + channel] = narrow(raw(qkv, window, k_max, channels, rows, boundary - 3 + i, channel));
-  for (long index = max(rows.end - length, rows.cursor); index < rows.end; ++index)
-    window[(rows.slot * length + index % length) * channels + channel] = qkv[(rows.first_row + index - rows.cursor) * channels + channel];
+  keep_columns(k_max, channels, rows, channel, boundaries, qkv, window, boundary_columns);
 }
 
 // The conv's taps apart, [channels, 4] -> [4, channels], and -exp(A_log) in place.

@@ -10,14 +10,15 @@ namespace {
 constexpr int64_t kMaxDim = 256;           // of gdn_mix.cl
 constexpr int64_t kSimd16Dim = 128;        // of gdn_simd16.cl
 constexpr size_t kSimd16Items = 256;
+constexpr int32_t kShortRun = 8;           // rows
 
 /// Packed, all f32: conv taps [4, channels], -exp(A_log), dt_bias, norm.
 class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
   struct Kernels {
     Function keys, rows, keep, window, prepare;
-    size_t rows_items = kItems;
-    std::string_view arithmetic;
+    Function short_rows;  // opencl.simd16: rows of short decode runs, with their keys; and `keep` does what `window` does
+    [[nodiscard]] bool simd16() const { return short_rows.handle != nullptr; }
   };
   GdnMixKernel(const ops::GdnMix::Problem& problem, const VectorLauncher& vectors, const Kernels& kernels, std::unique_ptr<ops::Buffer> k_head)
       : problem_(problem),
@@ -26,7 +27,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
         k_head_(std::move(k_head)),
         channels_(2 * problem.num_k_heads * problem.d_k + problem.num_v_heads * problem.d_v) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return kernels_.arithmetic; }
+  [[nodiscard]] std::string_view arithmetic() const override { return kernels_.simd16() ? simd16::arithmetic_id(problem_.activation) : plain::arithmetic_id(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return static_cast<size_t>(norm_at() + problem_.d_v) * sizeof(float); }
   /// q and k of every row, f32.
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
@@ -51,11 +52,25 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     const auto num_k_heads = static_cast<int32_t>(problem_.num_k_heads), num_v_heads = static_cast<int32_t>(problem_.num_v_heads),
                d_k = static_cast<int32_t>(problem_.d_k), d_v = static_cast<int32_t>(problem_.d_v), k_max = static_cast<int32_t>(problem_.k_max);
     const size_t num_rows = static_cast<size_t>(rows.num_rows), num_runs = rows.runs.size(), k_heads = static_cast<size_t>(num_k_heads);
+    const auto enqueue_rows = [&](const Function& kernel, size_t items) {
+      stream.launch(kernel, {{num_runs, static_cast<size_t>(num_v_heads), 1}, {items, 1, 1}}, num_k_heads, num_v_heads, d_k, d_v, k_max, problem_.eps, channels_, rows.run_table,
+                    slots.cursor, slots.boundary, taps, vector_in(packed, decay_at()), vector_in(packed, dt_bias_at()), vector_in(packed, norm_at()), place_in(*k_head_, 0), in.qkv,
+                    in.z, in.b, in.a, state.conv_window, keys, out.data, state.state, state.ring_k, state.ring_u, state.ring_g);
+    };
+    if (kernels_.simd16()) {
+      // The ring's k is written when all heads have read it: a run may overwrite rows that a due fold needs.
+      const bool are_short = std::all_of(rows.runs.begin(), rows.runs.end(), [](const ops::RowRun& run) { return run.kind == ops::RowKind::kDecode && run.num_rows <= kShortRun; });
+      if (!are_short)
+        stream.launch(kernels_.keys, {{num_rows, 2 * k_heads, 1}, {16, 1, 1}}, num_k_heads, k_max, channels_, rows.run_table, rows.row_runs, slots.cursor, taps, in.qkv,
+                      state.conv_window, keys);
+      enqueue_rows(are_short ? kernels_.short_rows : kernels_.rows, kSimd16Items);
+      stream.launch(kernels_.keep, {{groups_for(channels_, kItems), num_runs, 1}, {kItems, 1, 1}}, num_k_heads, k_max, channels_, rows.run_table, slots.cursor, slots.boundary,
+                    in.qkv, keys, state.ring_k, state.conv_window, state.boundary_columns);
+      return;
+    }
     stream.launch(kernels_.keys, {{num_rows, k_heads, 1}, {kItems, 1, 1}}, num_k_heads, d_k, k_max, channels_, rows.run_table, rows.row_runs, slots.cursor, taps, in.qkv,
                   state.conv_window, keys);
-    stream.launch(kernels_.rows, {{num_runs, static_cast<size_t>(num_v_heads), 1}, {kernels_.rows_items, 1, 1}}, num_k_heads, num_v_heads, d_k, d_v, k_max, problem_.eps, channels_,
-                  rows.run_table, slots.cursor, slots.boundary, taps, vector_in(packed, decay_at()), vector_in(packed, dt_bias_at()), vector_in(packed, norm_at()),
-                  place_in(*k_head_, 0), in.qkv, in.z, in.b, in.a, state.conv_window, keys, out.data, state.state, state.ring_k, state.ring_u, state.ring_g);
+    enqueue_rows(kernels_.rows, kItems);
     int64_t longest = 0;
     for (const ops::RowRun& run : rows.runs) longest = std::max<int64_t>(longest, run.num_rows);
     const auto kept = static_cast<size_t>(std::min(longest, ops::kGrid + problem_.k_max + 1));
@@ -85,17 +100,18 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make_with(const ops::GdnMix::Proble
   const std::string definitions = fmt::format("{} {}", activation_definition(problem.activation), problem.ring == DType::kBF16 ? "-DRING_BF16" : "-DRING_F32");
   ASSIGN_OR_RETURN(const VectorLauncher vectors, VectorLauncher::create(d, problem.activation));
   GdnMixKernel::Kernels kernels;
-  ASSIGN_OR_RETURN(kernels.keys, d.function("gdn_mix", "gdn_keys", definitions));
-  ASSIGN_OR_RETURN(kernels.keep, d.function("gdn_mix", "gdn_keep", definitions));
-  ASSIGN_OR_RETURN(kernels.window, d.function("gdn_mix", "gdn_window", definitions));
   ASSIGN_OR_RETURN(kernels.prepare, d.function("gdn_mix", "gdn_prepare", definitions));
   if (simd16) {
-    ASSIGN_OR_RETURN(kernels.rows, d.function("gdn_simd16", "gdn_rows", simd16::definitions(d, definitions)));
-    kernels.rows_items = kSimd16Items;
-    kernels.arithmetic = simd16::arithmetic_id(problem.activation);
+    const std::string of_device = simd16::definitions(d, definitions);
+    ASSIGN_OR_RETURN(kernels.keys, d.function("gdn_simd16", "gdn_keys", of_device));
+    ASSIGN_OR_RETURN(kernels.rows, d.function("gdn_simd16", "gdn_rows", of_device));
+    ASSIGN_OR_RETURN(kernels.keep, d.function("gdn_simd16", "gdn_keep", of_device));
+    ASSIGN_OR_RETURN(kernels.short_rows, d.function("gdn_simd16", "gdn_rows", simd16::definitions(d, definitions + " -DSHORT_RUNS")));
   } else {
+    ASSIGN_OR_RETURN(kernels.keys, d.function("gdn_mix", "gdn_keys", definitions));
     ASSIGN_OR_RETURN(kernels.rows, d.function("gdn_mix", "gdn_rows", definitions));
-    kernels.arithmetic = plain::arithmetic_id(problem.activation);
+    ASSIGN_OR_RETURN(kernels.keep, d.function("gdn_mix", "gdn_keep", definitions));
+    ASSIGN_OR_RETURN(kernels.window, d.function("gdn_mix", "gdn_window", definitions));
   }
   ASSIGN_OR_RETURN(auto k_head, d.upload(problem.k_head, "the GDN head map"));
   return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, vectors, kernels, std::move(k_head)));

@@ -11,15 +11,15 @@ template <class Linears>
 class HeadKernel final : public ops::Head::Kernel {
  public:
   HeadKernel(const ops::Head::Problem& problem, const VectorLauncher& vectors, Linears linears)
-      : problem_(problem), vectors_(vectors), linears_(std::move(linears)), lm_head_(problem.lm_head, 0) {}
+      : problem_(problem), vectors_(vectors), linears_(std::move(linears)) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
-  [[nodiscard]] size_t packed_bytes() const override { return problem_.tied ? 0 : lm_head_.end_bytes(); }
-  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return linears_.input_bytes(std::min(max_rows, kRowTile), problem_.hidden); }
+  [[nodiscard]] size_t packed_bytes() const override { return problem_.tied ? 0 : linears_.end_bytes(); }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return linears_.scratch_bytes(std::min(max_rows, kRowTile)); }
   [[nodiscard]] std::string_view table_layout() const override { return kRowsLayout; }
   void pack(const ops::LinearSource& lm_head, ops::Buffer& packed, ops::Stream& stream) const override {
     CHECK(!problem_.tied);
-    linears_.pack(lm_head_, lm_head, packed, opencl_stream(stream));
+    linears_.pack(0, lm_head, packed, opencl_stream(stream));
   }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::Buffer& packed,
@@ -31,9 +31,9 @@ class HeadKernel final : public ops::Head::Kernel {
     for (int64_t first = 0; first < num_logits; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, num_logits - first);
       Scratch scratch(launch.workspace);
-      const auto input = linears_.input(stream, place_of(hidden), n, problem_.hidden, scratch, row_place(logit_rows, first, 1));
       const RowSegment all{0, n, ops::RowKind::kDecode};
-      linears_.multiply(stream, lm_head_, packed, input, {&all, 1}, Epilogue::kStoreF32, row_place(logits, first, problem_.vocab_size));
+      const Place to = row_place(logits, first, problem_.vocab_size);
+      linears_.multiply(stream, packed, {place_of(hidden), row_place(logit_rows, first, 1), n, {}, 0.0f}, {&all, 1}, {&to, 1}, scratch);
     }
   }
 
@@ -41,13 +41,12 @@ class HeadKernel final : public ops::Head::Kernel {
   ops::Head::Problem problem_;
   VectorLauncher vectors_;
   Linears linears_;
-  typename Linears::Packed lm_head_;
 };
 
 template <class Linears>
 Result<std::unique_ptr<ops::Head::Kernel>> make_on(const ops::Head::Problem& problem, Device& device) {
   ASSIGN_OR_RETURN(const VectorLauncher vectors, VectorLauncher::create(device, problem.activation));
-  ASSIGN_OR_RETURN(Linears linears, Linears::create(device, problem.activation, {{problem.lm_head, Epilogue::kStoreF32}}));
+  ASSIGN_OR_RETURN(Linears linears, Linears::create(device, problem.activation, {{problem.lm_head}, Epilogue::kStoreF32}));
   return std::unique_ptr<ops::Head::Kernel>(std::make_unique<HeadKernel<Linears>>(problem, vectors, std::move(linears)));
 }
 

@@ -10,12 +10,12 @@ namespace {
 template <class Linears>
 class LinearResidualKernel final : public ops::LinearResidual::Kernel {
  public:
-  LinearResidualKernel(const ops::LinearResidual::Problem& problem, Linears linears) : problem_(problem), linears_(std::move(linears)), weight_(problem.linear, 0) {}
+  LinearResidualKernel(const ops::LinearResidual::Problem& problem, Linears linears) : problem_(problem), linears_(std::move(linears)) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
-  [[nodiscard]] size_t packed_bytes() const override { return weight_.end_bytes(); }
-  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return linears_.input_bytes(std::min(max_rows, kRowTile), problem_.linear.in_features); }
-  void pack(const ops::LinearSource& weight, ops::Buffer& packed, ops::Stream& stream) const override { linears_.pack(weight_, weight, packed, opencl_stream(stream)); }
+  [[nodiscard]] size_t packed_bytes() const override { return linears_.end_bytes(); }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return linears_.scratch_bytes(std::min(max_rows, kRowTile)); }
+  void pack(const ops::LinearSource& weight, ops::Buffer& packed, ops::Stream& stream) const override { linears_.pack(0, weight, packed, opencl_stream(stream)); }
 
   void enqueue(const ops::Rows& rows, const ops::Activation& in, const ops::Buffer& packed, const ops::TensorView& x, ops::Launch& launch) const override {
     if (rows.num_rows == 0 || x.empty()) return;
@@ -24,21 +24,19 @@ class LinearResidualKernel final : public ops::LinearResidual::Kernel {
     for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      const auto input = linears_.input(stream, row_place(in.data, first, shape.in_features), n, shape.in_features, scratch);
-      linears_.multiply(stream, weight_, packed, input, segments_of(rows, first, n), problem_.add_residual ? Epilogue::kAddResidual : Epilogue::kStore,
-                        row_place(x, first, shape.out_features));
+      const Place to = row_place(x, first, shape.out_features);
+      linears_.multiply(stream, packed, {row_place(in.data, first, shape.in_features), {}, n, {}, 0.0f}, segments_of(rows, first, n), {&to, 1}, scratch);
     }
   }
 
  private:
   ops::LinearResidual::Problem problem_;
   Linears linears_;
-  typename Linears::Packed weight_;
 };
 
 template <class Linears>
 Result<std::unique_ptr<ops::LinearResidual::Kernel>> make_on(const ops::LinearResidual::Problem& problem, Device& device) {
-  ASSIGN_OR_RETURN(Linears linears, Linears::create(device, problem.activation, {{problem.linear, problem.add_residual ? Epilogue::kAddResidual : Epilogue::kStore}}));
+  ASSIGN_OR_RETURN(Linears linears, Linears::create(device, problem.activation, {{problem.linear}, problem.add_residual ? Epilogue::kAddResidual : Epilogue::kStore}));
   return std::unique_ptr<ops::LinearResidual::Kernel>(std::make_unique<LinearResidualKernel<Linears>>(problem, std::move(linears)));
 }
 

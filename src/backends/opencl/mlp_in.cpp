@@ -12,47 +12,40 @@ template <class Linears>
 class MlpInKernel final : public ops::MlpIn::Kernel {
  public:
   MlpInKernel(const ops::MlpIn::Problem& problem, const VectorLauncher& vectors, Linears linears)
-      : problem_(problem), vectors_(vectors), linears_(std::move(linears)), gate_up_(problem.gate, problem.up, 0), norm_at_(gate_up_.end_bytes()) {}
+      : problem_(problem), vectors_(vectors), linears_(std::move(linears)), norm_at_(linears_.end_bytes()) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
-  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    const int64_t rows = std::min(max_rows, kRowTile);
-    return normed_bytes(rows) + linears_.input_bytes(rows, problem_.hidden);
-  }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return linears_.scratch_bytes(std::min(max_rows, kRowTile)); }
   void pack(const ops::MlpIn::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
-    linears_.pack(gate_up_, weights.gate, weights.up, packed, opencl_stream(stream));
+    linears_.pack(0, weights.gate, packed, opencl_stream(stream));
+    linears_.pack(1, weights.up, packed, opencl_stream(stream));
     vectors_.widen(opencl_stream(stream), weights.norm, place_in(packed, norm_at_), 1.0f);
   }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::Buffer& packed, const ops::Activation& out,
                ops::Launch& launch) const override {
     if (rows.num_rows == 0 || out.data.empty()) return;
-    Stream& stream = opencl_stream(launch.stream);
     for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      const Place normed = scratch.take(normed_bytes(n));
       const Place to = row_place(out.data, first, problem_.intermediate);
-      vectors_.norm(stream, row_place(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, place_in(packed, norm_at_), 0.0f, normed, problem_.hidden);
-      linears_.multiply_pair(stream, gate_up_, packed, linears_.input(stream, normed, n, problem_.hidden, scratch), segments_of(rows, first, n), to);
+      linears_.multiply(opencl_stream(launch.stream), packed, {row_place(x, first, problem_.hidden), {}, n, place_in(packed, norm_at_), problem_.eps}, segments_of(rows, first, n),
+                        {&to, 1}, scratch);
     }
   }
 
  private:
-  [[nodiscard]] size_t normed_bytes(int64_t rows) const { return Scratch::size(static_cast<size_t>(rows * problem_.hidden) * dtype_size(problem_.activation)); }
-
   ops::MlpIn::Problem problem_;
   VectorLauncher vectors_;
   Linears linears_;
-  typename Linears::Pair gate_up_;
   size_t norm_at_;
 };
 
 template <class Linears>
 Result<std::unique_ptr<ops::MlpIn::Kernel>> make_on(const ops::MlpIn::Problem& problem, Device& device) {
   ASSIGN_OR_RETURN(const VectorLauncher vectors, VectorLauncher::create(device, problem.activation));
-  ASSIGN_OR_RETURN(Linears linears, Linears::create_pair(device, problem.activation, problem.gate, problem.up));
+  ASSIGN_OR_RETURN(Linears linears, Linears::create(device, problem.activation, {{problem.gate, problem.up}, Epilogue::kPair, true}));
   return std::unique_ptr<ops::MlpIn::Kernel>(std::make_unique<MlpInKernel<Linears>>(problem, vectors, std::move(linears)));
 }
 

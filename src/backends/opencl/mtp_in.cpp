@@ -12,16 +12,16 @@ template <class Linears>
 class MtpInKernel final : public ops::MtpIn::Kernel {
  public:
   MtpInKernel(const ops::MtpIn::Problem& problem, const VectorLauncher& vectors, Linears linears)
-      : problem_(problem), vectors_(vectors), linears_(std::move(linears)), fc_(problem.fc, 0), norms_at_(fc_.end_bytes()) {}
+      : problem_(problem), vectors_(vectors), linears_(std::move(linears)), norms_at_(linears_.end_bytes()) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return norms_at_ + static_cast<size_t>(2 * problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     const int64_t rows = std::min(max_rows, kRowTile);
-    return both_bytes(rows) + linears_.input_bytes(rows, 2 * problem_.hidden);
+    return both_bytes(rows) + linears_.scratch_bytes(rows);
   }
   void pack(const ops::MtpIn::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
-    linears_.pack(fc_, weights.fc, packed, opencl_stream(stream));
+    linears_.pack(0, weights.fc, packed, opencl_stream(stream));
     vectors_.widen(opencl_stream(stream), weights.norm_embedding, norm_in(packed, 0), 1.0f);
     vectors_.widen(opencl_stream(stream), weights.norm_hidden, norm_in(packed, 1), 1.0f);
   }
@@ -37,7 +37,8 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
       vectors_.norm(stream, row_place(embedding, first, width), n, width, problem_.eps, norm_in(packed, 0), 0.0f, both, 2 * width);
       const Place second{both.buffer, both.offset_bytes + static_cast<size_t>(width) * dtype_size(problem_.activation)};
       vectors_.norm(stream, row_place(hidden, first, width), n, width, problem_.eps, norm_in(packed, 1), 0.0f, second, 2 * width);
-      linears_.multiply(stream, fc_, packed, linears_.input(stream, both, n, 2 * width, scratch), segments_of(rows, first, n), Epilogue::kStore, row_place(x, first, width));
+      const Place to = row_place(x, first, width);
+      linears_.multiply(stream, packed, {both, {}, n, {}, 0.0f}, segments_of(rows, first, n), {&to, 1}, scratch);
     }
   }
 
@@ -50,14 +51,13 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
   ops::MtpIn::Problem problem_;
   VectorLauncher vectors_;
   Linears linears_;
-  typename Linears::Packed fc_;
   size_t norms_at_;
 };
 
 template <class Linears>
 Result<std::unique_ptr<ops::MtpIn::Kernel>> make_on(const ops::MtpIn::Problem& problem, Device& device) {
   ASSIGN_OR_RETURN(const VectorLauncher vectors, VectorLauncher::create(device, problem.activation));
-  ASSIGN_OR_RETURN(Linears linears, Linears::create(device, problem.activation, {{problem.fc}}));
+  ASSIGN_OR_RETURN(Linears linears, Linears::create(device, problem.activation, {{problem.fc}, Epilogue::kStore}));
   return std::unique_ptr<ops::MtpIn::Kernel>(std::make_unique<MtpInKernel<Linears>>(problem, vectors, std::move(linears)));
 }
 

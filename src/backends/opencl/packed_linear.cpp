@@ -97,24 +97,43 @@ void VectorLauncher::widen(Stream& stream, const ops::TensorView& source, const 
   stream.launch(widen_, {{plain::groups_for(n, kItems), 1, 1}, {kItems, 1, 1}}, source, number_of(source.dtype), round_to == DType::kBF16 ? 1 : 0, addend, out, n);
 }
 
-Result<PlainLinears> PlainLinears::create(Device& device, DType activation, std::initializer_list<LinearUse> weights) {
+Result<PlainLinears> PlainLinears::create(Device& device, DType activation, const LinearUse& use) {
   PlainLinears linears;
-  for (const LinearUse& use : weights) {
-    const DType dtype = ops::stored_dtype(use.shape.scheme);
+  linears.use_ = use;
+  linears.activation_ = activation;
+  ASSIGN_OR_RETURN(linears.vectors_, VectorLauncher::create(device, activation));
+  for (const ops::LinearShape& shape : use.weights) {
+    linears.weights_.emplace_back(shape, linears.weights_.empty() ? 0 : linears.end_bytes());
+    const DType dtype = ops::stored_dtype(shape.scheme);
     ASSIGN_OR_RETURN(linears.linear_[static_cast<size_t>(dtype)],
                      device.function("linear", "linear", fmt::format("{} {}", plain::activation_definition(activation), weight_definition(dtype))));
   }
   return linears;
 }
 
-void PlainLinears::multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, const Input& x, std::span<const RowSegment> /*segments*/,
-                            Epilogue epilogue, const Place& out) const {
-  const ops::LinearShape& shape = weight.shape();
-  const Function& linear = linear_[static_cast<size_t>(weight.dtype())];
-  CHECK(linear.handle != nullptr);
-  stream.launch(linear, {{plain::groups_for(shape.out_features, kFeatures), plain::groups_for(x.count, kRows), 1}, {kLanes, kFeatures, 1}}, weight.weight_in(packed),
-                weight.scale_in(packed), weight.offsets_in(packed), weight.scales(), shape.out_features, shape.in_features, x.rows, x.row_names, static_cast<int32_t>(x.count),
-                out, static_cast<int32_t>(epilogue));
+size_t PlainLinears::scratch_bytes(int64_t rows) const {
+  return use_.norms ? Scratch::size(static_cast<size_t>(rows * use_.weights.front().in_features) * dtype_size(activation_)) : 0;
+}
+
+void PlainLinears::multiply(Stream& stream, const ops::Buffer& packed, const LinearRows& rows, std::span<const RowSegment> /*segments*/, std::span<const Place> outs,
+                            Scratch& scratch) const {
+  Place x = rows.x;
+  if (use_.norms) {
+    CHECK(rows.names.buffer == nullptr);
+    const int64_t width = use_.weights.front().in_features;
+    x = scratch.take(scratch_bytes(rows.count));
+    vectors_.norm(stream, rows.x, rows.count, width, rows.eps, rows.norm, 0.0f, x, width);
+  }
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const PackedLinear& weight = weights_[i];
+    const ops::LinearShape& shape = weight.shape();
+    const Function& linear = linear_[static_cast<size_t>(weight.dtype())];
+    const bool pair = use_.epilogue == Epilogue::kPair;
+    const Epilogue epilogue = !pair ? use_.epilogue : i == 0 ? Epilogue::kSilu : Epilogue::kMultiply;
+    stream.launch(linear, {{plain::groups_for(shape.out_features, kFeatures), plain::groups_for(rows.count, kRows), 1}, {kLanes, kFeatures, 1}}, weight.weight_in(packed),
+                  weight.scale_in(packed), weight.offsets_in(packed), weight.scales(), shape.out_features, shape.in_features, x, rows.names, static_cast<int32_t>(rows.count),
+                  outs[pair ? 0 : i], static_cast<int32_t>(epilogue));
+  }
 }
 
 }  // namespace quern::opencl

@@ -29,6 +29,7 @@ enum class Epilogue : int32_t {
   kAddResidual,  // out = r(out + r(y))
   kSilu,         // out = r(silu(r(y)))
   kMultiply,     // out = r(out * r(y))
+  kPair,         // of two weights in turn: out = r(r(silu(r(y of the first))) * r(y of the second))
 };
 
 /// One weight's place in a packed buffer: the rows as stored, at the next multiple of 256 bytes the f32 scales, then the offsets into the scale grid.
@@ -79,10 +80,18 @@ struct RowSegment {
 /// The rows [first, first + count) of a step; padding counts as decode rows.
 std::vector<RowSegment> segments_of(const ops::Rows& rows, int64_t first, int64_t count);
 
-/// A weight that an op will multiply with, and what becomes of the product.
+/// The weights that an op multiplies its rows with, all of the same inputs, and what becomes of the products. kPair: gate and up, with one product.
 struct LinearUse {
-  ops::LinearShape shape;
+  std::vector<ops::LinearShape> weights;
   Epilogue epilogue = Epilogue::kStore;
+  bool norms = false;  // rows are normed first
+};
+/// Rows of activations, [., width] in the activation dtype. `names` i32 [count] names the row of each, -1: zeros; without, a row is itself.
+struct LinearRows {
+  Place x, names;
+  int64_t count = 0;
+  Place norm;  // f32 [width], of LinearUse::norms
+  float eps = 0.0f;
 };
 
 /// The kernels of norm.cl.
@@ -98,47 +107,29 @@ class VectorLauncher {
   Function norm_rows_, widen_;
 };
 
-// Ops with linear layers are written once, over one of two families: PlainLinears here, DpasLinears in tiled_linear.h. A family has
-//   Packed, Pair   one weight's place in a packed buffer, or that of gate and up
-//   Input          rows of activations as its kernels take them
-//   input()        makes them of rows in the activation dtype, which may be named by x_rows
-//   multiply()     y = W x, for rows of both kinds
-//   multiply_pair()  r(r(silu(r(gate x))) * r(up x))
+// Ops with linear layers are written once, over one of two families, PlainLinears here and DpasLinears in tiled_linear.h: the weights of a LinearUse in a packed buffer from
+// its beginning on, and their products.
+//   create()        builds what is needed
+//   pack()          a weight by its number
+//   multiply()      rows of both kinds with all weights; outs are the rows of each product, [count, out_features]
+//   scratch_bytes() what multiply takes of the workspace for so many rows
 
-/// The kernels of linear.cl.
+/// The kernels of norm.cl and linear.cl.
 class PlainLinears {
  public:
-  using Packed = PackedLinear;
-  struct Pair {
-    PackedLinear gate, up;
-    Pair(const ops::LinearShape& gate_shape, const ops::LinearShape& up_shape, size_t offset_bytes) : gate(gate_shape, offset_bytes), up(up_shape, gate.end_bytes()) {}
-    [[nodiscard]] size_t end_bytes() const { return up.end_bytes(); }
-  };
-  struct Input {
-    Place rows, row_names;
-    int64_t count = 0;
-  };
   static constexpr std::string_view arithmetic(DType activation) { return activation == DType::kF32 ? "opencl.plain.f32" : "opencl.plain.bf16"; }
-  static Result<PlainLinears> create(Device& device, DType activation, std::initializer_list<LinearUse> weights);
-  static Result<PlainLinears> create_pair(Device& device, DType activation, const ops::LinearShape& gate, const ops::LinearShape& up) {
-    return create(device, activation, {{gate, Epilogue::kSilu}, {up, Epilogue::kMultiply}});
-  }
+  static Result<PlainLinears> create(Device& device, DType activation, const LinearUse& use);
 
-  void pack(const PackedLinear& weight, const ops::LinearSource& source, ops::Buffer& packed, Stream& stream) const { weight.pack(source, packed, stream); }
-  void pack(const Pair& pair, const ops::LinearSource& gate, const ops::LinearSource& up, ops::Buffer& packed, Stream& stream) const {
-    pair.gate.pack(gate, packed, stream);
-    pair.up.pack(up, packed, stream);
-  }
-  [[nodiscard]] size_t input_bytes(int64_t /*rows*/, int64_t /*width*/) const { return 0; }
-  Input input(Stream& /*stream*/, const Place& x, int64_t num_rows, int64_t /*width*/, Scratch& /*scratch*/, const Place& x_rows = {}) const { return {x, x_rows, num_rows}; }
-  void multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, const Input& x, std::span<const RowSegment> segments, Epilogue epilogue,
-                const Place& out) const;
-  void multiply_pair(Stream& stream, const Pair& pair, const ops::Buffer& packed, const Input& x, std::span<const RowSegment> segments, const Place& out) const {
-    multiply(stream, pair.gate, packed, x, segments, Epilogue::kSilu, out);
-    multiply(stream, pair.up, packed, x, segments, Epilogue::kMultiply, out);
-  }
+  [[nodiscard]] size_t end_bytes() const { return weights_.back().end_bytes(); }
+  [[nodiscard]] size_t scratch_bytes(int64_t rows) const;
+  void pack(size_t number, const ops::LinearSource& source, ops::Buffer& packed, Stream& stream) const { weights_[number].pack(source, packed, stream); }
+  void multiply(Stream& stream, const ops::Buffer& packed, const LinearRows& rows, std::span<const RowSegment> segments, std::span<const Place> outs, Scratch& scratch) const;
 
  private:
+  LinearUse use_;
+  DType activation_ = DType::kBF16;
+  VectorLauncher vectors_;
+  std::vector<PackedLinear> weights_;
   std::array<Function, 4> linear_;  // by the weight's dtype
 };
 

@@ -1,7 +1,7 @@
 // One group a run; its draws follow each other, since each sees the counts of those before. Every sum is over integers or in a fixed order. Nothing is sorted: the k-th
 // token, and the last one of top-p, are found digit by digit of a key that orders tokens as (logit, lowest id).
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
-#define ITEMS 256
+#define ITEMS PORTABLE_ITEMS(256, 1024)
 #include "backends/opencl/numeric.clh"
 
 #define MAX_STOP_IDS 64      // ops::kMaxStopIds
@@ -275,7 +275,7 @@ bool is_stop(const __global sampling_t* params, int token) {
   return false;
 }
 
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void sample(int vocab, int num_text_tokens, int k_max, int drafts_stride, PLACE(const sample_run_t, runs),
+PORTABLE __attribute__((reqd_work_group_size(ITEMS, 1, 1))) __kernel void sample(int vocab, int num_text_tokens, int k_max, int drafts_stride, PLACE(const sample_run_t, runs),
                                                                         PLACE(float, logits), PLACE(const uint, masks), PLACE(sampling_t, all_params), PLACE(int, all_counts),
                                                                         PLACE(const uchar, in_prompt), PLACE(int, cursors), PLACE(int, boundaries), PLACE(int, last_tokens),
                                                                         PLACE(const int, all_drafts), PLACE(int, tokens), PLACE(int, num_sampled), PLACE(int, non_finite),
@@ -373,7 +373,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void sample(int voca
 }
 
 // The most likely id below num_tokens of each row; a group a row.
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void argmax(PLACE(const float, logits), int vocab, int num_tokens, PLACE(int, ids)) {
+PORTABLE __attribute__((reqd_work_group_size(ITEMS, 1, 1))) __kernel void argmax(PLACE(const float, logits), int vocab, int num_tokens, PLACE(int, ids)) {
   FIND(const float, logits);
   FIND(int, ids);
   __local shared_t s;

@@ -2,7 +2,7 @@
 #include "backends/opencl/step.clh"
 
 // An item per run (axis 1) and element of the hidden (axis 0): the boundary first, since its row may be about to leave the window.
-__kernel void store_hidden(PLACE(const run_t, runs), PLACE(const int, cursors), PLACE(const int, boundaries), int width, int window_length, PLACE(const activation_t, hidden),
+PORTABLE __kernel void store_hidden(PLACE(const run_t, runs), PLACE(const int, cursors), PLACE(const int, boundaries), int width, int window_length, PLACE(const activation_t, hidden),
                            PLACE(activation_t, window), PLACE(activation_t, boundary_hidden)) {
   FIND(const run_t, runs);
   FIND(const int, cursors);

@@ -1,6 +1,5 @@
 // Packing for the matrix units. "tile16": for each 16 output features (missing ones are zeros), a row of 64 bytes for every 4 codes of K (e4m3, in the order k0, k2, k1, k3)
 // or every 2 elements of K (16 bits): 16 features x one dword. So 8 rows are one block read that lands as B operands, and one packing serves every row count.
-#define ITEMS 64
 #include "backends/opencl/numeric.clh"
 #include "backends/opencl/weight.clh"
 
@@ -43,31 +42,5 @@ __kernel void tile_scales(PLACE(const float, scale), int scales, long row_offset
   } else if (item < num_scales + num_tiles * 16) {
     const long feature = item - num_scales;
     factors[(feature / 16 * tile_step + tile_offset) * 16 + feature % 16] = feature >= out_features ? 0.0f : scales == SCALES_CHANNEL ? scale[feature] : scales == SCALES_TENSOR ? scale[0] : 1.0f;
-  }
-}
-
-// Rows for the matrix units: half with one power of two a row, largest magnitude between 2^11 and 2^12, so that half never overflows (16-bit floats of the model are
-// exact in half down to 2^-25 of a row's largest); or bf16 as it is. x_rows names the row of x of each row, -1: zeros. One group a row.
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void operand_rows(PLACE(const activation_t, x), PLACE(const int, x_rows), int width, PLACE(half, halves),
-                                                                              PLACE(float, row_scales), PLACE(ushort, copies)) {
-  FIND(const activation_t, x);
-  FIND(const int, x_rows);
-  FIND(half, halves);
-  FIND(float, row_scales);
-  FIND(ushort, copies);
-  __local float shared[ITEMS];
-  const int item = (int)get_local_id(0);
-  const long row = (long)get_group_id(0), from = x_rows_memory == 0 ? row : x_rows[row];
-  float largest = 0.0f;
-  for (int i = item; i < width && from >= 0; i += ITEMS) largest = fmax(largest, fabs(widen(x[from * width + i])));
-  largest = group_max(largest, shared);
-  const int exponent = (int)(as_uint(largest) >> 23);
-  const bool scalable = exponent > 12 && exponent < 255;
-  const float inverse = scalable ? as_float((uint)(127 + 11 + 127 - exponent) << 23) : 1.0f;  // 2^11 / 2^(exponent - 127)
-  if (item == 0) row_scales[row] = 1.0f / inverse;
-  for (int i = item; i < width; i += ITEMS) {
-    const float value = from >= 0 ? widen(x[from * width + i]) : 0.0f;
-    if (halves_memory != 0) vstore_half_rte(value * inverse, (size_t)(row * width + i), halves);
-    if (copies_memory != 0) copies[row * width + i] = f32_to_bf16(value);
   }
 }

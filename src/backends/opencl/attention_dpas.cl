@@ -1,0 +1,176 @@
+// Attention of prompt rows on the matrix units, for heads of 256. A sub-group has 8 rows of one query head and walks the keys 32 at a time, counted from the sequence's start, with
+// a running maximum and sum per row; a key that a row may not see has no weight. So a row's bits depend on its own index alone: where its neighbours see more keys, nothing
+// changes for it. Keys come as operands by transposing loads, values by loads that pair rows. The host defines KV_E4M3 where the cache is e4m3: codes become halves as
+// weights do, and meet the query and the weights of the keys in half.
+#include "backends/opencl/numeric.clh"
+#include "backends/opencl/step.clh"
+#include "backends/opencl/kv.clh"
+#include "backends/opencl/xe2.clh"
+#include "backends/opencl/lanes.clh"
+
+#define D 256
+#define ROWS 8
+#define KEYS 32    // of a turn
+#define STEPS 16   // of 16 dimensions
+#define LOG2_E 1.4426950408889634f
+
+#ifdef KV_E4M3
+#define MAD(a, b, c) MAD_F16(a, b, c)
+#define ROW_BYTES D
+#define VALUE_FACTOR OPERAND_FACTOR
+ushort operand(float x) { return half_of(x); }
+// Operands of four codes pair the first with the third: lane k has element k of this order.
+int in_order(int k) { return (k & 12) | (k & 1) << 1 | (k & 2) >> 1; }
+#else
+#define MAD(a, b, c) MAD_BF16(a, b, c)
+#define ROW_BYTES (D * 2)
+#define VALUE_FACTOR 1.0f
+ushort operand(float x) { return bf16_of(x); }
+int in_order(int k) { return k; }
+#endif
+
+// A group per query head (axis 0) and 8 rows of the run of `num_rows` rows from first_row on (axis 1). kv_heads i32 [num_q_heads].
+SUB_GROUP __attribute__((reqd_work_group_size(16, 1, 1))) __kernel void attention_prompt(
+    int first_row, int num_rows, int num_q_heads, int num_kv_heads, int first_index, PLACE(const ushort, query_rows), PLACE(const ushort, gate), PLACE(ushort, out),
+    PLACE(const int, kv_heads), PLACE(const run_t, runs), PLACE(const int, row_runs), PLACE(const int, indices), PLACE(const int, block_tables), int block_tables_stride,
+    PLACE(const kv_t, cache_k), PLACE(const kv_t, cache_v), PLACE(const float, k_scale), PLACE(const float, v_scale)) {
+  FIND(const ushort, query_rows);
+  FIND(const ushort, gate);
+  FIND(ushort, out);
+  FIND(const int, kv_heads);
+  FIND(const run_t, runs);
+  FIND(const int, row_runs);
+  FIND(const int, indices);
+  FIND(const int, block_tables);
+  FIND(const kv_t, cache_k);
+  FIND(const kv_t, cache_v);
+  FIND(const float, k_scale);
+  FIND(const float, v_scale);
+  EMULATION_MEMORY(16);
+  __local ushort query[STEPS][16][ROWS];
+  const int lane = (int)get_sub_group_local_id(), head = (int)get_group_id(0), kv_head = kv_heads[head];
+  const int row0 = first_row + (int)get_group_id(1) * ROWS, last_row = first_row + num_rows - 1;
+  const __global int* block_table = block_tables + (long)runs[row_runs[row0]].slot * block_tables_stride;
+  const int last_index = indices[min(row0 + ROWS - 1, last_row)];
+  int index[ROWS];
+  UNROLL
+  for (int m = 0; m < ROWS; ++m) {
+    const int row = min(row0 + m, last_row);
+    index[m] = indices[row];
+    const __global ushort* from = query_rows + ((long)row * num_q_heads + head) * D;
+    for (int step = 0; step < STEPS; ++step) query[step][lane][m] = operand(bf16_to_f32(from[step * 16 + in_order(lane)]));
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  const float score_scale = scale_of_head(k_scale_memory == 0 ? 0 : k_scale, kv_head) * (0.0625f * LOG2_E * VALUE_FACTOR);  // 256^-1/2
+
+  float8 totals[STEPS], sums = 0.0f, largest = -INFINITY;
+  UNROLL
+  for (int t = 0; t < STEPS; ++t) totals[t] = 0.0f;
+#pragma unroll 1
+  for (int first = 0; first <= last_index; first += KEYS) {
+    const long page = ((long)block_table[first / GRID] * num_kv_heads + kv_head) * GRID * D;
+    const int in_page = first % GRID, height = min(GRID, last_index + 1 - first / GRID * GRID);  // rows past it are read as zeros
+    __global void* keys = (__global void*)(cache_k + page);
+    __global void* values = (__global void*)(cache_v + page);
+    float8 scores[2] = {0.0f, 0.0f};
+#ifdef KV_E4M3
+    UNROLL
+    for (int step = 0; step < STEPS; step += 2) {
+      const short8 a0 = as_short8(vload8(0, query[step][lane])), a1 = as_short8(vload8(0, query[step + 1][lane]));
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        uint8 words;
+        intel_sub_group_2d_block_read_transpose_32b_16r8x1c(keys, ROW_BYTES, height, ROW_BYTES, (int2)(step * 4, in_page + j * 16), (__private uint*)&words);
+        scores[j] = MAD(a0, operand_of(words.lo), scores[j]);
+        scores[j] = MAD(a1, operand_of(words.hi), scores[j]);
+      }
+    }
+#else
+    UNROLL
+    for (int step = 0; step < STEPS; ++step) {
+      const short8 a = as_short8(vload8(0, query[step][lane]));
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        uint8 words;
+        intel_sub_group_2d_block_read_transpose_32b_16r8x1c(keys, ROW_BYTES, height, ROW_BYTES, (int2)(step * 8, in_page + j * 16), (__private uint*)&words);
+        scores[j] = MAD(a, as_int8(words), scores[j]);
+      }
+    }
+#endif
+    float score[2][ROWS], factor[ROWS], total[ROWS], most[ROWS];
+    vstore8(scores[0], 0, score[0]);
+    vstore8(scores[1], 0, score[1]);
+    vstore8(sums, 0, total);
+    vstore8(largest, 0, most);
+    ushort weights[2][ROWS];
+    UNROLL
+    for (int m = 0; m < ROWS; ++m) {
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const int key = first + j * 16 + lane;
+        score[j][m] = key <= index[m] && key >= first_index ? score[j][m] * score_scale : -INFINITY;
+      }
+      const float now = fmax(most[m], sub_group_reduce_max(fmax(score[0][m], score[1][m])));
+      const float base = now == -INFINITY ? 0.0f : now;  // a row without a key so far
+      factor[m] = exp2(most[m] - base);
+      most[m] = now;
+      total[m] *= factor[m];
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const float weight = exp2(score[j][m] - base);
+        total[m] += weight;
+        weights[j][m] = operand(weight);
+      }
+    }
+    sums = vload8(0, total);
+    largest = vload8(0, most);
+#ifdef KV_E4M3
+    UNROLL
+    for (int j = 0; j < 2; ++j) {
+      UNROLL
+      for (int m = 0; m < ROWS; ++m) weights[j][m] = (ushort)FROM_LANE((int)weights[j][m], in_order(lane));
+    }
+#endif
+    const short8 a0 = as_short8(vload8(0, weights[0])), a1 = as_short8(vload8(0, weights[1]));
+    const float8 factors = vload8(0, factor);
+    const bool hides = first == 0 && first_index > 0;  // the key of index 0, whose value may be anything
+    UNROLL
+    for (int t = 0; t < STEPS; ++t) {
+      int8 b[2];
+#ifdef KV_E4M3
+      uint8 words;
+      intel_sub_group_2d_block_read_transform_8b_32r16x1c(values, ROW_BYTES, height, ROW_BYTES, (int2)(t * 16, in_page), (__private uint*)&words);
+      words.s0 &= hides ? 0xffffff00u : 0xffffffffu;
+      b[0] = operand_of(words.lo);
+      b[1] = operand_of(words.hi);
+#else
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        uint8 words;
+        intel_sub_group_2d_block_read_transform_16b_16r16x1c(values, ROW_BYTES, height, ROW_BYTES, (int2)(t * 16, in_page + j * 16), (__private uint*)&words);
+        if (j == 0) words.s0 &= hides ? 0xffff0000u : 0xffffffffu;
+        b[j] = as_int8(words);
+      }
+#endif
+      totals[t] = MAD(a1, b[1], MAD(a0, b[0], totals[t] * factors));
+    }
+  }
+  float total[ROWS], value[ROWS];
+  vstore8(sums, 0, total);
+  const float value_scale = scale_of_head(v_scale_memory == 0 ? 0 : v_scale, kv_head) * VALUE_FACTOR;
+  UNROLL
+  for (int m = 0; m < ROWS; ++m) {
+    const float sum = lanes_sum(total[m], lane);
+    total[m] = sum > 0.0f ? value_scale / sum : sum;  // no key at all: 0; NaN stays NaN
+  }
+  UNROLL
+  for (int t = 0; t < STEPS; ++t) {
+    vstore8(totals[t], 0, value);
+    UNROLL
+    for (int m = 0; m < ROWS; ++m) {
+      if (row0 + m > last_row) continue;
+      const long at = ((long)(row0 + m) * num_q_heads + head) * D + t * 16 + lane;
+      out[at] = narrow(round_activation(value[m] * total[m]) * round_activation(sigmoid(widen(gate[at]))));
+    }
+  }
+}
