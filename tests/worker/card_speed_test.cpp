@@ -138,9 +138,7 @@ TEST(CardSpeed, MoreRowsCostInstructionsBeforeTheyCostBytes) {
 }
 
 TEST(CardSpeed, MeetsTheBarsOfTwoB60AndFourB70) {
-  // At 1k context, and by the formula of the published figures, which counts the prompt. Both need six launches a layer.
-  const int64_t launches = speed_of("b60", 2, 1).stages.at(0).work.launches;
-  if (launches > 400) GTEST_SKIP() << "the kernels take " << launches << " launches a token, which is " << static_cast<double>(launches - 400) * 3e-3 << " ms more than the bars leave";
+  // At 1k context, and by the formula of the published figures, which counts the prompt. Seven launches a layer would be too many for both.
   EXPECT_GE(speed_of("b60", 2, 1).tokens_per_second(), 24.5);
   EXPECT_GE(speed_of("b70", 4, 1).latency_tokens_per_second(), 53);
 }
