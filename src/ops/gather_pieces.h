@@ -4,10 +4,27 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
+#include "base/check.h"
 #include "base/shape.h"
+#include "ops/collective.h"
 
 namespace quern::ops {
+
+/// Checks the tensors of an all_gather of this rank, and returns the number of rows.
+inline int64_t check_gather(const Collective& end, const TensorView& mine, const TensorView& all, std::span<const int64_t> widths) {
+  CHECK(std::ssize(widths) == end.size() && all.shape.rank() == 2 && mine.shape.rank() == 2 && mine.dtype == all.dtype);
+  int64_t total = 0;
+  for (const int64_t width : widths) total += width;
+  CHECK(all.shape[0] == mine.shape[0] && all.shape[1] == total && mine.shape[1] == widths[static_cast<size_t>(end.rank())]);
+  return all.shape[0];
+}
+/// The bytes of every rank's row. `row_bytes` keeps its memory from call to call.
+inline void fill_row_bytes(std::span<const int64_t> widths, DType dtype, std::vector<size_t>& row_bytes) {
+  row_bytes.clear();
+  for (const int64_t width : widths) row_bytes.push_back(static_cast<size_t>(width) * dtype_size(dtype));
+}
 
 /// A part of an all_gather whose message is, on every rank, one run of bytes of its tensor: whole rows, or a part of one row.
 struct GatherPiece {

@@ -54,4 +54,26 @@ struct LinearCase {
   }
 };
 
+/// Rows of one kind, of one sequence.
+struct KindRows {
+  RowRun run;
+  Rows rows;
+  KindRows(int64_t n, RowKind kind) : run{0, 0, static_cast<int32_t>(n), kind, true} {
+    rows.num_rows = static_cast<int32_t>(n);
+    rows.runs = {&run, 1};
+  }
+};
+/// Rows of a tensor [rows, columns] as one of their own.
+inline TensorView rows_from(const TensorView& x, int64_t first, int64_t count) {
+  TensorView view = x;
+  view.offset_bytes += static_cast<size_t>(first * x.shape[1]) * dtype_size(x.dtype);
+  view.shape = {count, x.shape[1]};
+  return view;
+}
+inline Vector row_of(const TensorView& x, int64_t row) {
+  Vector result;
+  for (int64_t i = 0; i < x.shape[1]; ++i) result.push_back(Bed::get(x, row * x.shape[1] + i));
+  return result;
+}
+
 }  // namespace quern::ops::testing

@@ -27,26 +27,6 @@ Vector seen_by(const LinearShape& shape, Vector x) {
   for (double& value : x) value = round_bf16(static_cast<float>(value));
   return is_fp8(shape.scheme) ? quantised(x) : x;
 }
-Vector row_of(const TensorView& x, int64_t row) {
-  Vector result;
-  for (int64_t i = 0; i < x.shape[1]; ++i) result.push_back(Bed::get(x, row * x.shape[1] + i));
-  return result;
-}
-
-struct KindRows {
-  RowRun run;
-  Rows rows;
-  KindRows(int64_t n, RowKind kind) : run{0, 0, static_cast<int32_t>(n), kind, true} {
-    rows.num_rows = static_cast<int32_t>(n);
-    rows.runs = {&run, 1};
-  }
-};
-TensorView rows_from(const TensorView& x, int64_t first, int64_t count) {
-  TensorView view = x;
-  view.offset_bytes += static_cast<size_t>(first * x.shape[1]) * dtype_size(x.dtype);
-  view.shape = {count, x.shape[1]};
-  return view;
-}
 
 /// Runs `enqueue(first, count, kind)` over the rows in pieces and expects the bytes of `out` to be those of all rows at once.
 template <class Enqueue>

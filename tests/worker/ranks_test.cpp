@@ -16,22 +16,6 @@ namespace {
 using quern::testing::Scheme;
 using ::testing::HasSubstr;
 
-std::filesystem::path tiny_fp8() {
-  static quern::testing::TemporaryFolder folder;
-  const auto path = folder.path() / "tiny";
-  if (!std::filesystem::exists(path)) {
-    EXPECT_OK(quern::testing::tiny_reference(Scheme::kFp8Block, path));
-  }
-  return path;
-}
-
-std::vector<int32_t> random_tokens(uint64_t seed, int32_t n) {
-  SplitMix64 random(seed);
-  std::vector<int32_t> tokens(static_cast<size_t>(n));
-  for (int32_t& t : tokens) t = static_cast<int32_t>(random.next() % 320);
-  return tokens;
-}
-
 /// Logits of the last row of a prompt of 100 tokens and of 10 decode rows behind it.
 std::vector<std::vector<float>> some_logits(TestRunner& runner) {
   const std::vector<int32_t> tokens = random_tokens(5, 110);

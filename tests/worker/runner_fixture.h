@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "backends/platforms.h"
+#include "base/hash.h"
 #include "support/reference_checkpoint.h"
 #include "support/test_support.h"
 #include "worker/model_runner.h"
@@ -15,6 +17,24 @@
 #include "worker/rank_group.h"
 
 namespace quern::worker {
+
+/// The tiny reference in block FP8, made once a program.
+inline std::filesystem::path tiny_fp8() {
+  static quern::testing::TemporaryFolder folder;
+  const auto path = folder.path() / "tiny";
+  if (!std::filesystem::exists(path)) {
+    EXPECT_OK(quern::testing::tiny_reference(quern::testing::Scheme::kFp8Block, path));
+  }
+  return path;
+}
+
+/// Ids below the tiny reference's vocabulary.
+inline std::vector<int32_t> random_tokens(uint64_t seed, int32_t n) {
+  SplitMix64 random(seed);
+  std::vector<int32_t> tokens(static_cast<size_t>(n));
+  for (int32_t& t : tokens) t = static_cast<int32_t>(random.next() % 320);
+  return tokens;
+}
 
 /// The device on which models run in these tests: QUERN_TEST_DEVICE, the CPU without it. CTest runs the program once for each; main() skips where it is missing.
 inline std::string device_under_test() {

@@ -172,21 +172,12 @@ class End : public ops::Collective {
   std::vector<ops::Rendezvous::Awaited> awaited_;
 };
 
-/// Checks the tensors of an all_gather and returns its rows.
-int64_t check_gather(const ops::Collective& end, const ops::TensorView& mine, const ops::TensorView& all, std::span<const int64_t> widths) {
-  CHECK(std::ssize(widths) == end.size() && all.shape.rank() == 2 && mine.shape.rank() == 2 && mine.dtype == all.dtype);
-  int64_t total = 0;
-  for (const int64_t width : widths) total += width;
-  CHECK(all.shape[0] == mine.shape[0] && all.shape[1] == total && mine.shape[1] == widths[static_cast<size_t>(end.rank())]);
-  return all.shape[0];
-}
-
 class Direct final : public End {
  public:
   using End::End;
 
   void all_gather(const ops::TensorView& mine, const ops::TensorView& all, std::span<const int64_t> widths, ops::Launch& launch) override {
-    const int64_t rows = check_gather(*this, mine, all, widths);
+    const int64_t rows = ops::check_gather(*this, mine, all, widths);
     if (all.empty() || !meet("all_gather", mine, launch)) return;
     const size_t element = dtype_size(all.dtype), stride = static_cast<size_t>(all.shape[1]) * element;
     std::byte* destination = all.data<std::byte>();
@@ -246,11 +237,10 @@ class Staged final : public End {
   using End::End;
 
   void all_gather(const ops::TensorView& mine, const ops::TensorView& all, std::span<const int64_t> widths, ops::Launch& launch) override {
-    const int64_t rows = check_gather(*this, mine, all, widths);
+    const int64_t rows = ops::check_gather(*this, mine, all, widths);
     if (all.empty() || !goes_on(launch)) return;
     const size_t element = dtype_size(all.dtype), stride = static_cast<size_t>(all.shape[1]) * element;
-    row_bytes_.clear();
-    for (const int64_t width : widths) row_bytes_.push_back(static_cast<size_t>(width) * element);
+    ops::fill_row_bytes(widths, all.dtype, row_bytes_);
     const size_t my_row = row_bytes_[static_cast<size_t>(rank())];
     bool goes = true;
     ops::for_each_gather_piece(rows, row_bytes_, group().layout.message_bytes, [&](const ops::GatherPiece& piece) {

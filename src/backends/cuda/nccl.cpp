@@ -187,12 +187,11 @@ class End final : public ops::Collective {
   void abort(const Error& error) override { group_->stop(rank_, error); }
 
   void all_gather(const ops::TensorView& mine, const ops::TensorView& all, std::span<const int64_t> widths, ops::Launch& launch) override {
-    CHECK(std::ssize(widths) == size() && all.shape.rank() == 2 && mine.shape.rank() == 2 && mine.dtype == all.dtype);
-    CHECK(all.shape[0] == mine.shape[0] && mine.shape[1] == widths[static_cast<size_t>(rank_)]);
+    ops::check_gather(*this, mine, all, widths);
     if (all.empty()) return;
     Stream& stream = cuda_stream(launch.stream);
     const size_t element = dtype_size(all.dtype);
-    std::transform(widths.begin(), widths.end(), row_bytes_.begin(), [&](int64_t width) { return static_cast<size_t>(width) * element; });
+    ops::fill_row_bytes(widths, all.dtype, row_bytes_);
     PlaceArgs args{};
     ExchangeArgs& exchange = args.exchange;
     exchange.num_ranks = size();

@@ -98,12 +98,11 @@ class Staged final : public ops::Collective {
   void abort(const Error& error) override { group_->rendezvous.stop(rank_, error); }
 
   void all_gather(const ops::TensorView& mine, const ops::TensorView& all, std::span<const int64_t> widths, ops::Launch& launch) override {
-    CHECK(std::ssize(widths) == size() && all.shape.rank() == 2 && mine.shape.rank() == 2 && mine.dtype == all.dtype);
-    CHECK(all.shape[0] == mine.shape[0] && mine.shape[1] == widths[static_cast<size_t>(rank_)]);
+    ops::check_gather(*this, mine, all, widths);
     if (all.empty()) return;
     Stream& stream = opencl_stream(launch.stream);
     const size_t stride = static_cast<size_t>(all.shape[1]) * dtype_size(all.dtype);
-    std::transform(widths.begin(), widths.end(), row_bytes_.begin(), [&](int64_t width) { return static_cast<size_t>(width) * dtype_size(all.dtype); });
+    ops::fill_row_bytes(widths, all.dtype, row_bytes_);
     const std::vector<size_t>& row_bytes = row_bytes_;
     exchange(mine, all.shape[0], "all_gather", stream, [&](const ops::GatherPiece& piece, Job& job) {
       const size_t row_length = piece.whole_rows() ? stride : 0;
