@@ -338,6 +338,32 @@ TEST(GdnMix, OfTheModelsHeadsTakesPromptsThatBeginAndEndInsideAChunk) {
   }
 }
 
+TEST(GdnMix, OfTheModelsHeadsTakesAPromptOfManyChunks) {
+  constexpr int64_t kLength = 7 * 64 + 5;
+  GdnBed whole(kGdnRealHeads, DType::kBF16, DType::kF32, 2, kLength), pieces(kGdnRealHeads, DType::kBF16, DType::kF32, 2, kLength);
+  Vector state;
+  static_cast<void>(whole.reference(7 * 64, &state));
+  const Vector expected = whole.reference(kLength);
+  const std::string out = whole.feed_all(0, kLength, kLength, RowKind::kPrompt);
+  EXPECT_LT(relative_rms(whole.floats(out), expected), 1e-2);
+  EXPECT_LT(relative_rms(whole.stored_state(0), state), 1e-2);
+  EXPECT_EQ(pieces.feed_all(0, kLength, 320, RowKind::kPrompt), out);
+  EXPECT_EQ(pieces.live_state(0), whole.live_state(0));
+}
+
+TEST(GdnMix, OfTheModelsHeadsSharesAKeyHeadAmongAnyNumberOfValueHeads) {
+  const GdnExtent extent{2, 6, 128, 128, {0, 1, 1, 1, 1, 1}};
+  GdnBed bed(extent, DType::kBF16, DType::kBF16);
+  Vector state;
+  const Vector expected = bed.reference(128, &state);
+  EXPECT_LT(relative_rms(bed.floats(bed.feed_all(0, 128, 64, RowKind::kPrompt)), expected), 1e-2);
+  EXPECT_LT(relative_rms(bed.stored_state(0), state), 1e-2);
+  std::string rest = bed.feed(0, 20, RowKind::kPrompt);  // keys of a chunk that is not full are kept
+  rest += bed.feed(0, 1, RowKind::kDecode);
+  const Vector longer = bed.reference(149);
+  EXPECT_LT(relative_rms(bed.floats(rest), std::span(longer).subspan(128 * 6 * 128)), 1e-2);
+}
+
 TEST(GdnMix, OfTheModelsHeadsFoldsWhatAVerifyLeftBeforeAPromptGoesOn) {
   GdnBed bed(kGdnRealHeads, DType::kBF16, DType::kF32);
   Vector state;

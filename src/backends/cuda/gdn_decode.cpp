@@ -19,7 +19,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
                const Functions& functions, int64_t l2_bytes)
       : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), l2_bytes_(l2_bytes) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return prompt_ ? "cuda.mma.chunked.bf16" : "cuda.mma.bf16"; }
+  [[nodiscard]] std::string_view arithmetic() const override { return !prompt_ ? "cuda.mma.bf16" : prompt_->hopper() ? "cuda.sm90.chunked.bf16" : "cuda.mma.chunked.bf16"; }
   [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return prompt_ ? prompt_->workspace_bytes(max_rows) : 0; }
   void pack(const ops::GdnMix::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {

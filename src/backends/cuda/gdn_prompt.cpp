@@ -12,28 +12,31 @@ constexpr unsigned kParts = kGdnPromptDim / kGdnPromptColumns;  // blocks of a h
 
 }  // namespace
 
-GdnPromptLauncher::GdnPromptLauncher(const ops::GdnMix::Problem& problem) : num_k_heads_(problem.num_k_heads), num_v_heads_(problem.num_v_heads) {
+GdnPromptLauncher::GdnPromptLauncher(const ops::GdnMix::Problem& problem, bool hopper)
+    : hopper_(hopper), num_k_heads_(problem.num_k_heads), num_v_heads_(problem.num_v_heads), largest_group_(1) {
+  for (int32_t head = 0; head < problem.num_k_heads; ++head)
+    largest_group_ = std::max(largest_group_, static_cast<unsigned>(std::count(problem.k_head.begin(), problem.k_head.end(), head)));
   const auto k_heads = static_cast<size_t>(num_k_heads_), v_heads = static_cast<size_t>(num_v_heads_);
-  row_bytes_ = (2 * k_heads + v_heads) * kGdnPromptRowBytes;
-  factor_bytes_ = 2 * k_heads * kGrid * sizeof(float);
-  matrix_bytes_ = v_heads * 4 * kGdnPromptImageBytes;
+  row_bytes_ = (2 * k_heads + (hopper ? 0 : v_heads)) * kGdnPromptRowBytes;
+  factor_bytes_ = hopper ? 0 : 2 * k_heads * kGrid * sizeof(float);
+  matrix_bytes_ = v_heads * (hopper ? kGdnMatrices90 : 4) * kGdnPromptImageBytes;
   scalar_bytes_ = v_heads * kGrid * 4 * sizeof(float);
   tile_bytes_ = row_bytes_ + factor_bytes_ + matrix_bytes_ + scalar_bytes_;
 }
 
 Result<GdnPromptLauncher> GdnPromptLauncher::create(const ops::GdnMix::Problem& problem, Device& device) {
-  GdnPromptLauncher launcher(problem);
-  const bool hopper = runs_code_for("90a", device.traits().architecture);
-  const int stages = hopper ? kGdnPromptStages90 : device.max_shared_bytes() >= 2 * kGdnPromptStageBytes ? 2 : 1;  // one on sm_86, sm_89 and sm_120
+  GdnPromptLauncher launcher(problem, runs_code_for("90a", device.traits().architecture));
+  if (launcher.hopper_) {
+    ASSIGN_OR_RETURN(launcher.prepare_90_, device.function<GdnPromptArgs>("gdn_prepare_sm90", "gdn_prompt_prepare_sm90", kGdnPrepareSharedBytes90));
+    ASSIGN_OR_RETURN(launcher.scan_90_, device.function<GdnPromptArgs>("gdn_prompt_sm90", "gdn_prompt_scan_sm90", kGdnScanSharedBytes90));
+    return launcher;
+  }
+  const int stages = device.max_shared_bytes() >= 2 * kGdnPromptStageBytes ? 2 : 1;  // one on sm_86, sm_89 and sm_120
   const auto shared_bytes = stages * kGdnPromptStageBytes;
   launcher.scan_shared_bytes_ = static_cast<unsigned>(shared_bytes);
   ASSIGN_OR_RETURN(launcher.rows_, device.function<GdnPromptArgs>("gdn_prompt", "gdn_prompt_rows"));
   ASSIGN_OR_RETURN(launcher.chunks_, device.function<GdnPromptArgs>("gdn_prompt", "gdn_prompt_chunks"));
-  if (hopper) {
-    ASSIGN_OR_RETURN(launcher.scan_, device.function<GdnPromptArgs>("gdn_prompt_sm90", "gdn_prompt_scan_sm90", shared_bytes));
-  } else {
-    ASSIGN_OR_RETURN(launcher.scan_, device.function<GdnPromptArgs>("gdn_prompt", stages == 2 ? "gdn_prompt_scan_2" : "gdn_prompt_scan_1", shared_bytes));
-  }
+  ASSIGN_OR_RETURN(launcher.scan_, device.function<GdnPromptArgs>("gdn_prompt", stages == 2 ? "gdn_prompt_scan_2" : "gdn_prompt_scan_1", shared_bytes));
   ASSIGN_OR_RETURN(launcher.norm_, device.function<GdnPromptArgs>("gdn_prompt", "gdn_prompt_norm"));
   return launcher;
 }
@@ -62,6 +65,11 @@ void GdnPromptLauncher::launch(Stream& stream, const ops::Rows& rows, GdnArgs ar
   for (p.first_tile = 0; p.first_tile < num_tiles; p.first_tile += p.num_tiles) {
     p.num_tiles = std::min(pass, num_tiles - p.first_tile);
     const auto tiles = static_cast<unsigned>(p.num_tiles);
+    if (hopper_) {
+      stream.launch(prepare_90_, {.grid = {tiles, k_heads, plain::blocks_for(largest_group_, kGdnPrepareHeads90)}, .block = {256}, .shared_bytes = kGdnPrepareSharedBytes90}, p);
+      stream.launch(scan_90_, {.grid = {kParts * v_heads, runs}, .block = {384}, .shared_bytes = kGdnScanSharedBytes90, .cluster = {kParts}}, p);
+      continue;
+    }
     stream.launch(rows_, {.grid = {tiles, 2 * k_heads + v_heads}, .block = {kThreads}}, p);
     stream.launch(chunks_, {.grid = {tiles, v_heads}, .block = {kThreads}}, p);
     stream.launch(scan_, {.grid = {kParts * v_heads, runs}, .block = {kThreads}, .shared_bytes = scan_shared_bytes_}, p);

@@ -21,6 +21,9 @@ inline constexpr int kGdnPromptImageBytes = static_cast<int>(kGrid) * kGdnPrompt
 inline constexpr int kGdnPromptScalarBytes = static_cast<int>(kGrid) * 16;
 /// Dynamic shared memory of a stage of the scan: the images of k, q, T and P, half of v, scalars.
 inline constexpr int kGdnPromptStageBytes = 2 * kGdnPromptRowBytes + 5 * kGdnPromptImageBytes + kGdnPromptScalarBytes;
-inline constexpr int kGdnPromptStages90 = 3;  // of the scan on sm_90
+
+// On sm_90, gdn_prepare_sm90.cu and gdn_prompt_sm90.cu: rows are [num_tiles, 2 num_k_heads, 2] images, those of q and k; matrices [num_tiles, num_v_heads, 3]: T, its remainder, P; no factors.
+inline constexpr int kGdnMatrices90 = 3, kGdnPrepareHeads90 = 3;
+inline constexpr int kGdnPrepareSharedBytes90 = 107456, kGdnScanSharedBytes90 = 217200;
 
 }  // namespace quern::cuda

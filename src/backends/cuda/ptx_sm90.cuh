@@ -37,6 +37,19 @@ __device__ __forceinline__ void bulk_copy_to_pair(uint32_t destination, const vo
                "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(3))
                : "memory");
 }
+/// Copies `bytes` (a multiple of 16) from shared to global memory. Those begun since the last commit are a group of the thread.
+__device__ __forceinline__ void bulk_store(void* destination, uint32_t source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Until the thread's groups have read shared memory.
+__device__ __forceinline__ void await_bulk_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/// Copies a tensor map's box, beginning at (x, y, z), to shared memory; the barrier counts its bytes. The map is a kernel's parameter.
+__device__ __forceinline__ void tensor_copy(uint32_t destination, const void* map, int x, int y, int z, uint32_t barrier) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(destination), "l"(map), "r"(x),
+               "r"(y), "r"(z), "r"(barrier)
+               : "memory");
+}
 /// Arrives at the barrier at this place of the memory of block `rank` of the cluster.
 __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
   asm volatile(
@@ -114,6 +127,11 @@ __device__ __forceinline__ uint64_t operand(uint32_t address) {
   return (uint64_t{(address & 0x3ffff) >> 4}) | (uint64_t{1} << 16) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
 }
 
+/// Operand whose rows stand along K, of more than 64 columns: images of 64, `image_bytes` apart.
+__device__ __forceinline__ uint64_t operand_of_images(uint32_t address, uint32_t image_bytes) {
+  return (uint64_t{(address & 0x3ffff) >> 4}) | (uint64_t{image_bytes >> 4} << 16) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
+}
+
 #define QUERN_D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define QUERN_D8(i) QUERN_D4(i), QUERN_D4((i) + 4)
 #define QUERN_D16(i) QUERN_D8(i), QUERN_D8((i) + 8)
@@ -160,6 +178,17 @@ __device__ __forceinline__ void wgmma_from_registers(float (&d)[32], const uint3
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" QUERN_R32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
       : QUERN_D32(0)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposed));
+}
+
+/// d [64, 256] += A B in bf16: A [64, 16] in registers, as above; B [16, 256] in shared memory, its rows along K (operand_of_images).
+__device__ __forceinline__ void wgmma_from_registers_wide(float (&d)[128], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" QUERN_R64
+      ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, "
+      "%97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "
+      "%125, %126, %127}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
+      : QUERN_D64(0), QUERN_D64(64)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 }  // namespace quern::cuda::sm90
