@@ -14,6 +14,14 @@ __device__ inline uint32_t shared_address(const void* pointer) { return static_c
 __device__ inline void copy_async(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
+/// The same, or 16 bytes of zeros.
+__device__ inline void copy_async(void* to, const void* from, bool given) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(given ? 16 : 0) : "memory");
+}
+/// 4 bytes.
+__device__ inline void copy_word_async(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until at most kPending of this thread's groups are under way.
 template <int kPending>

@@ -7,17 +7,19 @@ namespace quern::cuda::mma {
 namespace {
 
 constexpr int64_t kDim = 128;                    // d_k and d_v
-constexpr int kSharedBytes = kGdnDecodeSharedBytes;
+constexpr int64_t kBlocks = 2;                   // of gdn_decode.cu on a multiprocessor
+constexpr unsigned kThreads = 256;               // of gdn_decode.cu
 
 class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
   struct Functions {
     Function<GdnArgs> decode_1, decode_4;  // rows at a time
-    bool overlap;                          // programmatic dependent launch
+    int shared_bytes;
+    bool overlap;  // programmatic dependent launch
   };
   GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, std::optional<GdnPromptLauncher> prompt,
-               const Functions& functions, int64_t l2_bytes)
-      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), l2_bytes_(l2_bytes) {}
+               const Functions& functions, const Device& gpu)
+      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), num_sms_(gpu.num_sms()), l2_bytes_(gpu.l2_bytes()) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return !prompt_ ? "cuda.mma.bf16" : prompt_->hopper() ? "cuda.sm90.chunked.bf16" : "cuda.mma.chunked.bf16"; }
   [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
@@ -32,16 +34,10 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     GdnArgs args = launcher_.arguments(rows, in, packed, state, out);
     const Kinds kinds = kinds_of(rows);
     if (kinds.num_decode_runs > 0) {
-      const Function<GdnArgs>& function = kinds.longest_decode_run == 1 ? functions_.decode_1 : functions_.decode_4;
-      args.phases = kGdnCompute;
       // Few states leave the memory idle while they are computed with.
       const int64_t state_bytes = kinds.num_decode_runs * problem_.num_v_heads * kDim * kDim * static_cast<int64_t>(sizeof(float));
       if (state_bytes <= l2_bytes_ / 4) args.prefetch = plain::prefetch_of(launch, l2_bytes_ / 2);
-      launch_decode(stream, function, args);
-      if (kinds.longest_decode_run > 1) {  // some runs may write where other heads still read; they are kept once all have read
-        args.phases = kGdnKeep;
-        launch_decode(stream, function, args);
-      }
+      launch_decode(stream, kinds.longest_decode_run == 1, args);
     }
     if (kinds.prompt) {
       args.kinds = kGdnPrompt;
@@ -54,11 +50,15 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   }
 
  private:
-  void launch_decode(Stream& stream, const Function<GdnArgs>& function, const GdnArgs& args) const {
-    stream.launch(function,
-                  {.grid = {static_cast<unsigned>(problem_.num_v_heads), static_cast<unsigned>(args.step.num_runs)},
-                   .block = {512},
-                   .shared_bytes = kSharedBytes,
+  /// A block a head while all are at work at the same time, else blocks that take the heads of a key head, one after the other.
+  void launch_decode(Stream& stream, bool single_rows, GdnArgs& args) const {
+    const int64_t runs = args.step.num_runs, blocks = kBlocks * num_sms_;
+    const bool apart = runs * problem_.num_v_heads <= blocks;
+    args.phases = apart ? kGdnHeadsApart : 0;
+    stream.launch(single_rows ? functions_.decode_1 : functions_.decode_4,
+                  {.grid = {static_cast<unsigned>(apart ? runs * problem_.num_v_heads : std::min(runs * problem_.num_k_heads, blocks))},
+                   .block = {kThreads},
+                   .shared_bytes = static_cast<unsigned>(functions_.shared_bytes),
                    .programmatic = functions_.overlap},
                   args);
   }
@@ -67,7 +67,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   GdnLauncher launcher_;
   std::optional<GdnPromptLauncher> prompt_;  // none: the plain kernels take prompt rows
   Functions functions_;
-  int64_t l2_bytes_;
+  int64_t num_sms_, l2_bytes_;
 };
 
 Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device, bool chunked) {
@@ -78,11 +78,18 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
     ASSIGN_OR_RETURN(prompt, GdnPromptLauncher::create(problem, gpu));
   }
   GdnMixKernel::Functions functions;
-  const bool f32 = problem.ring == DType::kF32;
-  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_decode_1_f32" : "gdn_decode_1_bf16", kSharedBytes));
-  ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", f32 ? "gdn_decode_4_f32" : "gdn_decode_4_bf16", kSharedBytes));
+  const char *decode_1 = "gdn_decode_1_bf16", *decode_4 = "gdn_decode_4_bf16";
+  functions.shared_bytes = kGdnDecodeSharedBytesBF16;
+  if (problem.ring == DType::kF32) {
+    const bool staged = gpu.max_shared_bytes() >= kGdnDecodeSharedBytesF32;  // not on sm_86, sm_89 and sm_120
+    decode_1 = staged ? "gdn_decode_1_f32" : "gdn_decode_1_f32_unstaged";
+    decode_4 = staged ? "gdn_decode_4_f32" : "gdn_decode_4_f32_unstaged";
+    functions.shared_bytes = staged ? kGdnDecodeSharedBytesF32 : kGdnDecodeSharedBytesUnstaged;
+  }
+  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", decode_1, functions.shared_bytes));
+  ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", decode_4, functions.shared_bytes));
   functions.overlap = runs_code_for("90a", gpu.traits().architecture);
-  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu.l2_bytes()));
+  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu));
 }
 
 }  // namespace

@@ -1,46 +1,91 @@
 #include "backends/cuda/async.cuh"
 #include "backends/cuda/gdn_runs.cuh"
 
-// Decode and verify rows of heads of 128 x 128, a block a head and run. The head's 128 columns of S are held in registers: 16 warps of 8
-// columns each, a lane has 4 of the 128 rows. S is read once a step, for up to 4 rows at a time, and written only when the 64 rows of a
-// chunk are folded in. A block is idle until its loads arrive, so they are issued together: state, ring and taps before the projections of
-// the step are awaited, then everything of the rows. Two blocks of single rows fit a multiprocessor, so that one reads while the other
-// computes. Every sum has an order fixed by positions in the chunk: a row's bits are the same alone, as a draft row, and recomputed.
+// Decode and verify rows of heads of 128 x 128. A block takes a run and the value heads of a key head one after the other, or one of them alone
+// while there are few. A warp has 16 of a head's 128 columns to itself: their 8 KB of S and the ring's updates are copied to shared memory
+// while whatever comes before is computed, and as soon as it has been summed over them it asks for those of the next head, so that loads are
+// always under way. What the value heads have in common (q, k, and the products of earlier keys with both) is made once; a head takes one
+// barrier, for its norm. S is read once for up to 4 rows and written only when the 64 rows of a chunk are folded in. Every sum has an order
+// fixed by positions in the chunk: a row's bits are the same alone, as a draft row, and recomputed.
+//
+// Places are counted in 32 bits: 2^31 elements of a layer's states would be 8 GiB.
 
 namespace quern::cuda {
 
 namespace {
 
 constexpr int kDim = 128;  // d_k and d_v
-constexpr int kThreads = 512, kWarps = kThreads / 32;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kColumns = kDim / kWarps;  // of a warp
+constexpr int kChunk = static_cast<int>(kGrid);
+constexpr int kFinder = kThreads - 32;  // the thread that looks for the next job: its warp has least to do for a single row
 
-/// Elements between rows of keys and of values in shared memory: threads that read at the same time find different banks.
-template <class Ring>
-constexpr int kKeyStride = sizeof(Ring) == 2 ? kDim + 32 : kDim + 4;
-template <class Ring>
-constexpr int kValueStride = sizeof(Ring) == 2 ? kDim + 8 : kDim + 4;
+/// The rows of a run, and the heads [head, end_head) of a key head.
+struct Job {
+  int slot, first_row, cursor, end;
+  int boundary;  // of the stored state
+  int k_head, head, end_head;
+  bool committed, keeps_keys;  // keeps_keys: the key and the raw q and k columns too
 
-/// kRows: taken at a time.
-template <int kRows, class Ring>
-struct Shared {
-  Ring k[kGrid][kKeyStride<Ring>];  // of the chunk, by position
-  Ring u[kGrid][kValueStride<Ring>];
-  float sums[kGrid];     // G
-  float factors[kGrid];  // of a fold
-  // Of the head's channels: v, q, k.
-  float taps[4][3 * kDim];
-  __nv_bfloat16 columns[kRows + 3][3 * kDim];  // raw, from the third before the first row on
-  __nv_bfloat16 z[kRows][kDim];
-  float q[kRows][kDim];
-  float along_k[kRows][kGrid];
-  float along_q[kRows][kGrid];
-  float beta[kRows];
-  float squares[kRows][kWarps];  // of the outputs
+  __device__ int window_row(const GdnArgs& g, int index) const { return slot * (3 + g.k_max + 1) + index % (3 + g.k_max + 1); }
+  /// The raw columns of an index that is not negative, from `channel` on.
+  __device__ const __nv_bfloat16* columns(const GdnArgs& g, int index, int channel) const {
+    const bool given = index >= cursor;
+    const int row = given ? first_row + index - cursor : window_row(g, index);
+    return static_cast<const __nv_bfloat16*>(given ? g.qkv : g.conv_window) + row * ((2 * g.num_k_heads + g.num_v_heads) * kDim) + channel;
+  }
 };
 
-__device__ float widened(float x) { return x; }
-__device__ float widened(__nv_bfloat16 x) { return __bfloat162float(x); }
+/// Rows of a job that are taken at a time: those of a chunk whose boundary is `base`, at its positions [first, first + rows).
+struct Batch {
+  int index, base, first, rows;
+  int start;  // place in the ring of the chunk's first row
+
+  template <int kRows>
+  __device__ static Batch at(const GdnArgs& g, const Job& job, int index) {
+    const int base = index / kChunk * kChunk;
+    return {index, base, index - base, kRows == 1 ? 1 : min(min(kRows, job.end - index), base + kChunk - index), base % (kChunk + g.k_max + 1)};
+  }
+};
+/// The row of the ring j after the one at `start`, of all slots' rows.
+__device__ int ring_row(const GdnArgs& g, const Job& job, int start, int j) {
+  const int length = kChunk + g.k_max + 1, place = start + j;
+  return job.slot * length + (place < length ? place : place - length);
+}
+
+/// What a warp reads of a head besides S and updates, on its way while the head before is computed: of its 16 columns, and G by position.
+template <int kRows>
+struct Inputs {
+  __nv_bfloat16 raw[kRows + 3][kColumns], z[kRows][kColumns];  // raw: of v, from the third before the first row on
+  float taps[4][kColumns];
+  float sums[kChunk];
+};
+
+/// kRows: taken at a time. kStaged: updates pass through shared memory, where there is as much.
+template <int kRows, class Ring, bool kStaged>
+struct Shared {
+  float state[kWarps][kColumns][kDim];
+  Ring updates[kWarps][kStaged ? kChunk : 0][kColumns];  // by position, pieces of 16 bytes permuted: update_piece
+  Inputs<kRows> inputs[kWarps];
+  float k[kRows][kDim], q[kRows][kDim];    // k as the ring holds it
+  float2 dots[kRows][kChunk];              // by position: kj . k and kj . q
+  float squares[2][kRows][kWarps];         // of the outputs, of this head and the one before
+  Job next[2];                             // of the block, and its number
+  int next_number[2];
+};
+template <class Ring>
+constexpr int kUpdatePieces = kColumns * sizeof(Ring) / 16;  // of a position
+/// Where piece `i` of position j stands: lanes that read at the same time find different banks.
+template <class Ring>
+__device__ int update_piece(int j, int i) {
+  return sizeof(Ring) == sizeof(float) ? i ^ (j / 2 % 4) : i ^ (j / 4 % 2);
+}
+template <int kRows, class Ring, bool kStaged>
+__device__ Ring* update_at(Shared<kRows, Ring, kStaged>& s, int warp, int j, int column) {
+  constexpr int kOfPiece = kColumns / kUpdatePieces<Ring>;
+  return &s.updates[warp][j][update_piece<Ring>(j, column / kOfPiece) * kOfPiece + column % kOfPiece];
+}
+
 __device__ float4 four(const float* at) { return *reinterpret_cast<const float4*>(at); }
 __device__ float4 widened_four(uint2 bits) {
   return {__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u), __uint_as_float(bits.y << 16), __uint_as_float(bits.y & 0xffff0000u)};
@@ -48,418 +93,454 @@ __device__ float4 widened_four(uint2 bits) {
 __device__ float4 four(const __nv_bfloat16* at) { return widened_four(*reinterpret_cast<const uint2*>(at)); }
 __device__ void put(float* at, float x) { *at = x; }
 __device__ void put(__nv_bfloat16* at, float x) { *at = __float2bfloat16_rn(x); }
-/// To shared and to global memory, as the ring holds it.
-__device__ void put_four(float* at, float4 x) { *reinterpret_cast<float4*>(at) = x; }
-__device__ void put_four(__nv_bfloat16* at, float4 x) {
-  put(at, x.x);
-  put(at + 1, x.y);
-  put(at + 2, x.z);
-  put(at + 3, x.w);
+template <class Ring>
+__device__ void put_four(Ring* at, float4 x) {
+  if constexpr (sizeof(Ring) == sizeof(float)) {
+    *reinterpret_cast<float4*>(at) = x;
+  } else {
+    put(at, x.x);
+    put(at + 1, x.y);
+    put(at + 2, x.z);
+    put(at + 3, x.w);
+  }
 }
-__device__ float as_ring(float x, const float*) { return x; }
-__device__ float as_ring(float x, const __nv_bfloat16*) { return round_to(DType::kBF16, x); }
+template <class Ring>
+__device__ float as_ring(float x) {
+  return sizeof(Ring) == sizeof(float) ? x : round_to(DType::kBF16, x);
+}
 __device__ float dot(const float4& a, const float4& b, float sum) { return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum)))); }
-__device__ float silu_as_bf16(float x) { return round_to(DType::kBF16, silu(x)); }
+/// As far as bf16 and the sums of f32 can tell; without the branches of an exact quotient.
+__device__ float fast_silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
+__device__ float silu_as_bf16(float x) { return round_to(DType::kBF16, fast_silu(x)); }
 
-/// The values of a run that do not change.
-struct Place {
-  int slot, first_row, cursor, end, head, k_head;
-  int channels, ring_length, window_length;
+__device__ int jobs_of(const GdnArgs& g) { return g.step.num_runs * ((g.phases & kGdnHeadsApart) != 0 ? g.num_v_heads : g.num_k_heads); }
 
-  /// First channel of v (0), q (1) or k (2).
-  __device__ int channel(const GdnArgs& g, int part) const {
-    const int keys = g.num_k_heads * kDim;
-    return part == 0 ? 2 * keys + head * kDim : (part - 1) * keys + k_head * kDim;
+/// The first job from `number` on that has rows to compute, in steps of the grid; jobs_of(g) if there is none.
+template <int kRows>
+__device__ int find_job(const GdnArgs& g, int number, Job& job) {
+  const int jobs = jobs_of(g);
+  const bool apart = (g.phases & kGdnHeadsApart) != 0;
+  const int parts = apart ? g.num_v_heads : g.num_k_heads;
+  for (; number < jobs; number += static_cast<int>(gridDim.x)) {
+    const RunRecord record = g.step.runs[number / parts];
+    if (record.slot < 0 || record.num_rows == 0 || (record.flags & kIsDecode) == 0) continue;
+    job.slot = record.slot;
+    job.first_row = record.first_row;
+    job.cursor = g.step.cursor[record.slot];
+    job.end = job.cursor + (kRows == 1 ? 1 : record.num_rows);
+    job.boundary = g.step.boundary[record.slot];
+    job.committed = (record.flags & kIsCommitted) != 0;
+    const int part = number % parts;
+    job.k_head = apart ? g.k_head[part] : part;
+    job.head = g.first_head[job.k_head];
+    job.end_head = g.first_head[job.k_head + 1];
+    job.keeps_keys = true;
+    if (apart) {
+      // What the rows leave behind has places of its own, but for keys after a fold that other heads may still have to do, and for rows that
+      // are taken in turns: then the first head's block takes all heads.
+      const bool is_first = part == job.head;
+      const int rows = job.end - job.cursor;
+      const bool in_turns = rows > min(kRows, g.k_max + 1) || (job.end - 1) / kChunk != job.cursor / kChunk;
+      const bool together = kRows > 1 && (in_turns || (rows > 1 && job.boundary + kChunk <= job.cursor));
+      if (together && !is_first) continue;
+      if (!together) {
+        job.keeps_keys = is_first;
+        job.head = part;
+        job.end_head = part + 1;
+      }
+    }
+    if (job.head < job.end_head) return number;
   }
-  __device__ int64_t ring_row(int index) const { return int64_t{slot} * ring_length + index % ring_length; }
-  /// The raw columns of an index; one before the sequence's start has an address, but no meaning.
-  __device__ const __nv_bfloat16* columns(const GdnArgs& g, int index) const {
-    const bool given = index >= cursor;
-    const auto* base = static_cast<const __nv_bfloat16*>(given ? g.qkv : g.conv_window);
-    const int64_t row = given ? int64_t{first_row} + index - cursor : int64_t{slot} * window_length + max(index, 0) % window_length;
-    return base + row * channels;
-  }
-};
-
-/// A warp's l2-normalized q or k: a lane has 4 elements. `columns` are the four raw ones up to the index, the lane's elements of each.
-__device__ float4 normalized(const uint2 (&columns)[4], const float4 (&taps)[4], int index, float scale) {
-  float4 y{0, 0, 0, 0};
-#pragma unroll
-  for (int tap = 0; tap < 4; ++tap) {
-    const float4 x = widened_four(index - 3 + tap >= 0 ? columns[tap] : make_uint2(0, 0)), w = taps[tap];
-    y = {fmaf(w.x, x.x, y.x), fmaf(w.y, x.y, y.y), fmaf(w.z, x.z, y.z), fmaf(w.w, x.w, y.w)};
-  }
-  y = {silu_as_bf16(y.x), silu_as_bf16(y.y), silu_as_bf16(y.z), silu_as_bf16(y.w)};
-  const float factor = 1.0f / sqrtf(warp_sum(dot(y, y, 0.0f)) + 1e-6f) * scale;
-  return {y.x * factor, y.y * factor, y.z * factor, y.w * factor};
+  return jobs;
 }
 
-/// Halves the values that a lane holds: of each pair one is added up here, the other in the lane on the far side.
-template <int kWidth>
-__device__ void halve(float (&values)[16], int lane) {
-  const bool upper = (lane & (2 * kWidth)) != 0;
+/// Begins to copy the warp's columns of a head: of S, and of the updates of earlier positions. Those behind them, up to a half or the whole of
+/// the chunk, are zeros.
+template <int kRows, class Ring, bool kStaged>
+__device__ void begin_copies(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g, const Job& job, const Batch& batch, int head, int warp, int lane) {
+  const int first = batch.first, rows = batch.rows, start = batch.start;
+  const float* stored = g.state + ((job.slot * g.num_v_heads + head) * kDim + warp * kColumns) * kDim + 4 * lane;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) copy_async(&s.state[warp][c][4 * lane], stored + c * kDim);
+  if constexpr (kStaged) {
+    constexpr int kPieces = kUpdatePieces<Ring>, kOfPiece = kColumns / kPieces, kAtOnce = 32 / kPieces;
+    const Ring* updates = static_cast<const Ring*>(g.ring_u) + head * kDim + warp * kColumns + lane % kPieces * kOfPiece;
+#pragma unroll 1
+    for (int j = lane / kPieces; j < (first + rows > kChunk / 2 ? kChunk : kChunk / 2); j += kAtOnce)
+      copy_async(update_at(s, warp, j, lane % kPieces * kOfPiece), updates + ring_row(g, job, start, j) * (g.num_v_heads * kDim), j < first);
+  }
+  commit_copies();
+}
+
+/// Begins to copy the warp's inputs of a head.
+template <int kRows>
+__device__ void begin_inputs(Inputs<kRows>& in, const GdnArgs& g, const Job& job, const Batch& batch, int head, int warp, int lane) {
+  constexpr int kRaw = 2 * (kRows + 3), kZ = 2 * kRows, kTaps = 16;  // pieces of 16 bytes
+  const int keys = g.num_k_heads * kDim, channels = 2 * keys + g.num_v_heads * kDim, column = head * kDim + warp * kColumns;
+#pragma unroll
+  for (int first = 0; first < kRaw + kZ + kTaps; first += 32) {
+    const int piece = first + lane;
+    if (piece < kRaw) {
+      const int index = max(batch.index - 3 + min(piece / 2, batch.rows + 2), 0);
+      copy_async(&in.raw[piece / 2][piece % 2 * 8], job.columns(g, index, 2 * keys + column + piece % 2 * 8));
+    } else if (piece < kRaw + kZ) {
+      const int r = (piece - kRaw) / 2, row = job.first_row + batch.index - job.cursor + min(r, batch.rows - 1);
+      copy_async(&in.z[r][piece % 2 * 8], static_cast<const __nv_bfloat16*>(g.z) + row * (g.num_v_heads * kDim) + column + piece % 2 * 8);
+    } else if (piece < kRaw + kZ + kTaps) {
+      const int i = piece - kRaw - kZ;
+      copy_async(&in.taps[i / 4][i % 4 * 4], g.conv + i / 4 * channels + 2 * keys + column + i % 4 * 4);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    if (const int j = lane + 32 * half; j < batch.first) copy_word_async(&in.sums[j], g.ring_g + ring_row(g, job, batch.start, j) * g.num_v_heads + head);
+  commit_copies();
+}
+/// b and a of row `lane`, and what they meet.
+struct Gates {
+  __nv_bfloat16 b, a;
+  float decay_rate, dt_bias;
+};
+__device__ Gates gates_of(const GdnArgs& g, const Job& job, const Batch& batch, int head, int lane) {
+  const int at = (job.first_row + batch.index - job.cursor + min(lane, batch.rows - 1)) * g.num_v_heads + head;
+  return {static_cast<const __nv_bfloat16*>(g.b)[at], static_cast<const __nv_bfloat16*>(g.a)[at], g.decay[head], g.dt_bias[head]};
+}
+
+/// Halves the values that a lane holds: of each pair one is added up here, the other in the lane at `distance`.
+template <int kWidth, int kCount>
+__device__ void halve(float (&values)[kCount], int lane, int distance) {
+  const bool upper = (lane & distance) != 0;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     const float given = upper ? values[i] : values[i + kWidth], kept = upper ? values[i + kWidth] : values[i];
-    values[i] = kept + __shfl_xor_sync(kAllLanes, given, 2 * kWidth);
+    values[i] = kept + __shfl_xor_sync(kAllLanes, given, distance);
   }
 }
-/// Adds 16 values over the lanes of a warp; the sum of value i ends in the lanes 2 i and 2 i + 1.
-__device__ float transposed_sum(float (&values)[16], int lane) {
-  halve<8>(values, lane);
-  halve<4>(values, lane);
-  halve<2>(values, lane);
-  halve<1>(values, lane);
-  return values[0] + __shfl_xor_sync(kAllLanes, values[0], 1);
+/// Adds 8 values over 8 lanes; the sum of value i ends in lane i of the eight.
+__device__ float transposed_sum(float (&values)[8], int lane) {
+  halve<4>(values, lane, 4);
+  halve<2>(values, lane, 2);
+  halve<1>(values, lane, 1);
+  return values[0];
 }
 
-/// Begins to copy rows [boundary, boundary + rows) from the ring to the chunk. The sums of a thread's row are there when this returns.
-template <int kRows, class Ring>
-__device__ void read_ring(const GdnArgs& g, const Place& p, Shared<kRows, Ring>& s, int boundary, int rows) {
-  constexpr int kPiece = 16 / sizeof(Ring), kPieces = kDim / kPiece;
-  const int thread = static_cast<int>(threadIdx.x);
-#pragma unroll 2
-  for (int item = thread; item < rows * kPieces; item += kThreads) {
-    const int j = item / kPieces, i = item % kPieces * kPiece;
-    const int64_t row = p.ring_row(boundary + j);
-    copy_async(&s.k[j][i], static_cast<const Ring*>(g.ring_k) + (row * g.num_k_heads + p.k_head) * kDim + i);
-    copy_async(&s.u[j][i], static_cast<const Ring*>(g.ring_u) + (row * g.num_v_heads + p.head) * kDim + i);
-  }
-  commit_copies();
-#pragma unroll 1
-  for (int j = thread; j < rows; j += kThreads) s.sums[j] = g.ring_g[p.ring_row(boundary + j) * g.num_v_heads + p.head];
-}
-
-/// Begins to copy the raw columns of the indices [index, index + count) to `place` and on.
-template <int kRows, class Ring>
-__device__ void read_columns(const GdnArgs& g, const Place& p, Shared<kRows, Ring>& s, int index, int count, int place) {
-  constexpr int kPiece = 8, kPieces = kDim / kPiece;
-#pragma unroll 1
-  for (int item = static_cast<int>(threadIdx.x); item < count * 3 * kPieces; item += kThreads) {
-    const int c = item / (3 * kPieces), part = item / kPieces % 3, i = item % kPieces * kPiece;
-    if (index + c >= 0) copy_async(&s.columns[place + c][part * kDim + i], p.columns(g, index + c) + p.channel(g, part) + i);
-  }
-}
-
-/// S <- e^G64 S + sum_j e^(G64 - Gj) uj kj^T for the warp's columns.
-template <int kRows, class Ring>
-__device__ void fold(Shared<kRows, Ring>& s, float4 (&state)[kColumns], int warp, int lane) {
-  const float total = s.sums[kGrid - 1];
-  for (int j = static_cast<int>(threadIdx.x); j < kGrid; j += kThreads) s.factors[j] = expf(total - s.sums[j]);
-  __syncthreads();
-  const float decay = expf(total);
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) state[c] = {decay * state[c].x, decay * state[c].y, decay * state[c].z, decay * state[c].w};
-#pragma unroll 2
-  for (int j = 0; j < kGrid; ++j) {
-    const float4 k = four(&s.k[j][4 * lane]);
-    const float factor = s.factors[j];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const float u = factor * widened(s.u[j][warp * kColumns + c]);
-      state[c] = {fmaf(u, k.x, state[c].x), fmaf(u, k.y, state[c].y), fmaf(u, k.z, state[c].z), fmaf(u, k.w, state[c].w)};
-    }
-  }
-  __syncthreads();
-}
-
-/// The columns before a boundary whose fold was stored. A thread has a channel.
-__device__ void keep_boundary_columns(const GdnArgs& g, const Place& p, bool committed, bool first_of_key) {
-  const int boundary = (committed ? p.end : p.cursor) / static_cast<int>(kGrid) * static_cast<int>(kGrid);
-  const int part = static_cast<int>(threadIdx.x) / kDim, within = static_cast<int>(threadIdx.x) % kDim;
-  if (boundary <= g.step.boundary[p.slot] || part >= (first_of_key ? 3 : 1)) return;
-  const int channel = p.channel(g, part) + within;
-  auto* stored = static_cast<__nv_bfloat16*>(g.boundary_columns) + int64_t{p.slot} * 3 * p.channels + channel;
-#pragma unroll
-  for (int c = 0; c < 3; ++c) stored[int64_t{c} * p.channels] = p.columns(g, boundary - 3 + c)[channel];
-}
-__device__ __nv_bfloat16* window_row(const GdnArgs& g, const Place& p, int index) {
-  return static_cast<__nv_bfloat16*>(g.conv_window) + (int64_t{p.slot} * p.window_length + index % p.window_length) * p.channels;
-}
-
-/// The second launch: keys and raw columns of runs whose places other heads may have been reading. Only the head's v channels are its own;
-/// the first head of a key head keeps q and k.
+/// S <- e^G64 S + sum_j e^(G64 - Gj) uj kj^T for the warp's columns, in `mine` and, where it is given, at `stored`. `sums`: G of the positions
+/// lane and lane + 32. Keys from position `own` on are in shared memory.
 template <class Ring>
-__device__ void keep(const GdnArgs& g, const Place& p, bool committed, bool first_of_key) {
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  if (first_of_key)
-    for (int index = max(p.cursor, p.end - p.ring_length) + warp; index < p.end; index += kWarps) {
-      const int channel = p.channel(g, 2) + 4 * lane;
-      uint2 columns[4];
-      float4 taps[4];
+__device__ void fold(const GdnArgs& g, const Job& job, int head, int start, const float (&sums)[2], const float* own_keys, int own, float* mine, float* stored, int warp,
+                     int lane) {
+  const float total = __shfl_sync(kAllLanes, sums[1], 31), decay = expf(total);
+  const float factors[2] = {expf(total - sums[0]), expf(total - sums[1])};
+  constexpr int kPart = 8;  // columns at a time
+#pragma unroll 1
+  for (int part = 0; part < kColumns; part += kPart) {
+    float4 state[kPart];
 #pragma unroll
-      for (int tap = 0; tap < 4; ++tap) {
-        columns[tap] = *reinterpret_cast<const uint2*>(p.columns(g, index - 3 + tap) + channel);
-        taps[tap] = four(g.conv + tap * p.channels + channel);
-      }
-      put_four(static_cast<Ring*>(g.ring_k) + (p.ring_row(index) * g.num_k_heads + p.k_head) * kDim + 4 * lane,
-               normalized(columns, taps, index, 1.0f));
+    for (int c = 0; c < kPart; ++c) {
+      const float4 x = four(mine + (part + c) * kDim + 4 * lane);
+      state[c] = {decay * x.x, decay * x.y, decay * x.z, decay * x.w};
     }
-  __syncthreads();  // the keys were made from the window's columns
-  keep_boundary_columns(g, p, committed, first_of_key);
-  const int part = thread / kDim, channel = p.channel(g, part % 3) + thread % kDim;
-  if (part < (first_of_key ? 3 : 1))
-    for (int index = max(p.cursor, p.end - p.window_length); index < p.end; ++index)
-      window_row(g, p, index)[channel] = p.columns(g, index)[channel];
+#pragma unroll 2
+    for (int j = 0; j < kChunk; ++j) {
+      const int row = ring_row(g, job, start, j);
+      const float4 k = j < own ? four(static_cast<const Ring*>(g.ring_k) + (row * g.num_k_heads + job.k_head) * kDim + 4 * lane) : four(own_keys + (j - own) * kDim + 4 * lane);
+      const Ring* us = static_cast<const Ring*>(g.ring_u) + (row * g.num_v_heads + head) * kDim + warp * kColumns + part;
+      const float factor = __shfl_sync(kAllLanes, j < 32 ? factors[0] : factors[1], j % 32);
+#pragma unroll
+      for (int c = 0; c < kPart; c += 4) {
+        const float4 u = four(us + c);
+        const float all[4] = {factor * u.x, factor * u.y, factor * u.z, factor * u.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float4& x = state[c + i];
+          x = {fmaf(all[i], k.x, x.x), fmaf(all[i], k.y, x.y), fmaf(all[i], k.z, x.z), fmaf(all[i], k.w, x.w)};
+        }
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kPart; ++c) {
+      *reinterpret_cast<float4*>(mine + (part + c) * kDim + 4 * lane) = state[c];
+      if (stored != nullptr) *reinterpret_cast<float4*>(stored + (part + c) * kDim + 4 * lane) = state[c];
+    }
+  }
+  __syncwarp();
 }
 
-template <int kRows, class Ring>
+__device__ __nv_bfloat16* window_at(const GdnArgs& g, const Job& job, int index, int channel) {
+  return static_cast<__nv_bfloat16*>(g.conv_window) + job.window_row(g, index) * ((2 * g.num_k_heads + g.num_v_heads) * kDim) + channel;
+}
+/// The raw columns of the job's channels, eight a thread: those before a boundary whose fold was stored, then the window.
+__device__ void keep_columns(const GdnArgs& g, const Job& job) {
+  const int channels = (2 * g.num_k_heads + g.num_v_heads) * kDim, keys = g.num_k_heads * kDim, window_length = 3 + g.k_max + 1;
+  const int values = (job.end_head - job.head) * (kDim / 8), all = values + (job.keeps_keys ? 2 * (kDim / 8) : 0);
+  const int new_boundary = (job.committed ? job.end : job.cursor) / kChunk * kChunk;
+  for (int item = static_cast<int>(threadIdx.x); item < all; item += kThreads) {
+    const int part = (item - values) / (kDim / 8);
+    const int channel = item < values ? 2 * keys + job.head * kDim + 8 * item : part * keys + job.k_head * kDim + (item - values) % (kDim / 8) * 8;
+    if (new_boundary > job.boundary)
+#pragma unroll
+      for (int c = 0; c < 3; ++c)
+        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(g.boundary_columns) + (job.slot * 3 + c) * channels + channel) =
+            *reinterpret_cast<const uint4*>(job.columns(g, new_boundary - 3 + c, channel));
+    for (int index = max(job.cursor, job.end - window_length); index < job.end; ++index)
+      *reinterpret_cast<uint4*>(window_at(g, job, index, channel)) = *reinterpret_cast<const uint4*>(job.columns(g, index, channel));
+  }
+}
+
+template <int kRows, class Ring, bool kStaged>
 __device__ void decode(const GdnArgs& g) {
-  using Memory = Shared<kRows, Ring>;
+  using Memory = Shared<kRows, Ring, kStaged>;
   extern __shared__ __align__(16) unsigned char memory[];
   Memory& s = *reinterpret_cast<Memory*>(memory);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const RunRecord record = g.step.runs[blockIdx.y];
-  if (record.slot < 0 || record.num_rows == 0 || (record.flags & kIsDecode) == 0) {
-    release_successor();
-    await_predecessor();
-    return;
-  }
-  Place p;
-  p.slot = record.slot;
-  p.first_row = record.first_row;
-  p.cursor = g.step.cursor[record.slot];
-  p.end = p.cursor + (kRows == 1 ? 1 : record.num_rows);
-  p.head = static_cast<int>(blockIdx.x);
-  p.k_head = g.k_head[p.head];
-  p.channels = (2 * g.num_k_heads + g.num_v_heads) * kDim;
-  p.ring_length = static_cast<int>(kGrid) + g.k_max + 1;
-  p.window_length = 3 + g.k_max + 1;
-  const bool committed = (record.flags & kIsCommitted) != 0;
-  int boundary = g.step.boundary[p.slot];
-  const bool fold_is_due = boundary + kGrid <= p.cursor;
-  // What a verify writes has places of its own in window and ring, but for the keys of more than one row after a fold that other heads may
-  // still have to do: a second launch keeps those.
-  const bool keeps_at_once = kRows == 1 || record.num_rows == 1 || (record.num_rows <= g.k_max + 1 && !fold_is_due);
-  bool earlier = false;  // a value head with the same key head comes before this one
-#pragma unroll 1
-  for (int head = thread; head < p.head; head += kThreads) earlier = earlier || g.k_head[head] == p.k_head;
-  if ((g.phases & kGdnCompute) == 0) {
-    release_successor();
-    await_predecessor();
-    if (!keeps_at_once) keep<Ring>(g, p, committed, __syncthreads_or(earlier) == 0);
-    return;
-  }
+  // Eight lanes share a place: a column of S, a row of the ring. Of sums over them, lane `phase` keeps one.
+  const int group = lane / 8, phase = lane % 8;
+  const int my_column = 4 * group + phase / 2, column = warp * kColumns + my_column;  // whose sums the lane keeps:
+  const bool has_q = phase % 2 == 1;                                                 // those with q, or those with k
+  float* mine = &s.state[warp][0][0];
+  Inputs<kRows>& in = s.inputs[warp];
+  const int keys = g.num_k_heads * kDim, channels = 2 * keys + g.num_v_heads * kDim, jobs = jobs_of(g);
+  const float norm_weight = g.norm[column], q_scale = rsqrtf(static_cast<float>(kDim));
 
+  Job job;
+  int number = find_job<kRows>(g, static_cast<int>(blockIdx.x), job);
   // State, ring and window are of the step before: they are read while the projections before this kernel still run.
-  const int column = warp * kColumns;  // of the warp
-  float* stored = g.state + ((int64_t{p.slot} * g.num_v_heads + p.head) * kDim + column) * kDim + 4 * lane;
-  float4 state[kColumns];
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) state[c] = *reinterpret_cast<const float4*>(stored + c * kDim);
-  const auto store_state = [&] {
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) *reinterpret_cast<float4*>(stored + c * kDim) = state[c];
-  };
-  const int my_column = column + lane / 4, group = lane % 4;  // in the recursion, four lanes share a column
-  const float decay_rate = g.decay[p.head], dt_bias = g.dt_bias[p.head], norm_weight = g.norm[my_column];
-#pragma unroll 1
-  for (int item = thread; item < 4 * 3 * kDim / 4; item += kThreads) {
-    const int tap = item / (3 * kDim / 4), part = item / (kDim / 4) % 3, i = item % (kDim / 4) * 4;
-    copy_async(&s.taps[tap][part * kDim + i], g.conv + tap * p.channels + p.channel(g, part) + i);
+  if (number < jobs) {
+    const Batch batch = Batch::at<kRows>(g, job, job.cursor);
+    begin_copies(s, g, job, batch, job.head, warp, lane);
   }
-  read_columns(g, p, s, p.cursor - 3, 3, 0);
-  if (fold_is_due) {
-    read_ring(g, p, s, boundary, static_cast<int>(kGrid));
-    await_copies<0>();
-    __syncthreads();
-    fold(s, state, warp, lane);
-    store_state();
-    boundary += static_cast<int>(kGrid);
-  }
-  read_ring(g, p, s, boundary, p.cursor - boundary);
-  const bool first_of_key = __syncthreads_or(earlier) == 0;
-  if (thread == 0) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x + gridDim.x * blockIdx.y), static_cast<int>(gridDim.x * gridDim.y));
+  if (thread == 0) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   release_successor();
-  await_predecessor();
+  int turn = 0, odd = 0;  // of the head and of the job
+  while (number < jobs) {
+    if (thread == kFinder) s.next_number[odd] = find_job<kRows>(g, number + static_cast<int>(gridDim.x), s.next[odd]);
+    int boundary = job.boundary;
+    // Columns that nobody reads any more are kept at once.
+    const bool keeps_at_once = job.end - job.cursor <= g.k_max + 1 && (job.committed ? job.end : job.cursor) / kChunk * kChunk <= boundary;
+    for (int index = job.cursor; index < job.end;) {
+      const Batch batch = Batch::at<kRows>(g, job, index);
+      const int first = batch.first, start = batch.start, rows = batch.rows;
+      const bool ends_chunk = job.committed && first + rows == kChunk;
+      const bool stores_fold = boundary + kChunk <= job.cursor;
 
-  const float q_scale = 1.0f / sqrtf(static_cast<float>(kDim));
-  for (int index = p.cursor; index < p.end;) {
-    if (index == boundary + kGrid) {
-      fold(s, state, warp, lane);
-      if (committed) store_state();
-      boundary += static_cast<int>(kGrid);
-    }
-    const int rows = kRows == 1 ? 1 : min(min(kRows, p.end - index), boundary + static_cast<int>(kGrid) - index), first = index - boundary;
-    const int row = p.first_row + index - p.cursor;
-    if (index == p.cursor)
-      read_columns(g, p, s, index, rows, 3);
-    else
-      read_columns(g, p, s, index - 3, rows + 3, 0);
-#pragma unroll 1
-    for (int item = thread; item < rows * (kDim / 8); item += kThreads) {
-      const int r = item / (kDim / 8), i = item % (kDim / 8) * 8;
-      copy_async(&s.z[r][i], static_cast<const __nv_bfloat16*>(g.z) + (int64_t{row + r} * g.num_v_heads + p.head) * kDim + i);
-    }
-    commit_copies();
-    if (warp == kWarps - 1) {  // gates: lane r has row r
-      const int64_t at = int64_t{row + min(lane, rows - 1)} * g.num_v_heads + p.head;
-      const float b = __bfloat162float(static_cast<const __nv_bfloat16*>(g.b)[at]),
-                  a = __bfloat162float(static_cast<const __nv_bfloat16*>(g.a)[at]);
-      const float beta = round_to(DType::kBF16, sigmoid(b)), decay_log = __fmul_rn(decay_rate, softplus(a + dt_bias));
-      float total = first > 0 ? s.sums[first - 1] : 0.0f;
-      for (int r = 0; r < rows; ++r) {
-        const float step = __shfl_sync(kAllLanes, decay_log, r);
-        total = first + r > 0 ? __fadd_rn(total, step) : step;
-        if (lane == r) {
-          s.sums[first + r] = total;
-          s.beta[r] = beta;
-        }
+      // Earlier keys: a lane has pieces of the rows warp + 8 group and 32 further.
+      float4 earlier[2][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int j = 32 * half + 8 * group + warp;
+        const Ring* at = static_cast<const Ring*>(g.ring_k) + (ring_row(g, job, start, j) * g.num_k_heads + job.k_head) * kDim + 4 * phase;
+#pragma unroll
+        for (int m = 0; m < 4; ++m) earlier[half][m] = j < first ? four(at + 32 * m) : float4{0, 0, 0, 0};
       }
-    }
-    await_copies<0>();
-    __syncthreads();
-
-    // After the conv: the warps 2 r and 2 r + 1 have k and q of row r, every lane a column of v.
-    if (const int r = warp / 2; r < rows) {
+      // After the conv: the warps 2 r and 2 r + 1 have k and q of row r, a lane four channels.
+      const int r_conv = warp / 2;
       const bool is_key = warp % 2 == 0;
-      const int at = (is_key ? 2 : 1) * kDim + 4 * lane;
-      uint2 columns[4];
+      const int channel = (is_key ? keys : 0) + job.k_head * kDim + 4 * lane;
       float4 taps[4];
+      uint2 raw[4];
+      if (r_conv < rows)
 #pragma unroll
-      for (int tap = 0; tap < 4; ++tap) {
-        columns[tap] = *reinterpret_cast<const uint2*>(&s.columns[r + tap][at]);
-        taps[tap] = four(&s.taps[tap][at]);
-      }
-      const float4 x = normalized(columns, taps, index + r, is_key ? 1.0f : q_scale);
-      if (is_key) {
-        put_four(&s.k[first + r][4 * lane], x);
-        if (keeps_at_once && first_of_key)
-          put_four(static_cast<Ring*>(g.ring_k) + (p.ring_row(index + r) * g.num_k_heads + p.k_head) * kDim + 4 * lane, x);
-      } else {
-        *reinterpret_cast<float4*>(&s.q[r][4 * lane]) = x;
-      }
-    }
-    float v[kRows];
+        for (int tap = 0; tap < 4; ++tap)
+          if (const int at = max(index + r_conv - 3 + tap, 0); at < job.cursor) raw[tap] = *reinterpret_cast<const uint2*>(job.columns(g, at, channel));
+      await_predecessor();
+      if (r_conv < rows)
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      float y = 0;
-#pragma unroll
-      for (int tap = 0; tap < 4; ++tap)
-        y = fmaf(s.taps[tap][my_column], index + r - 3 + tap >= 0 ? __bfloat162float(s.columns[r + tap][my_column]) : 0.0f, y);
-      v[r] = silu_as_bf16(y);
-    }
-    if (const int part = thread / kDim; keeps_at_once && part < (first_of_key ? 3 : 1))
-      for (int r = 0; r < rows; ++r) window_row(g, p, index + r)[p.channel(g, part) + thread % kDim] = s.columns[3 + r][thread];
-    __syncthreads();
-
-    // Along earlier keys: eight lanes a position.
-    {
-      const int j = thread / 8;
-      float dots[kRows][2] = {};
-      if (j < first + rows) {
-#pragma unroll
-        for (int m = 0; m < 4; ++m) {
-          const int at = 4 * (thread % 8 + 8 * m);
-          const float4 kj = four(&s.k[j][at]);
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) {
-            if (r >= rows) continue;
-            dots[r][0] = dot(kj, four(&s.k[first + r][at]), dots[r][0]);
-            dots[r][1] = dot(kj, four(&s.q[r][at]), dots[r][1]);
-          }
+        for (int tap = 0; tap < 4; ++tap) {
+          taps[tap] = four(g.conv + tap * channels + channel);
+          if (const int at = max(index + r_conv - 3 + tap, 0); at >= job.cursor) raw[tap] = *reinterpret_cast<const uint2*>(job.columns(g, at, channel));
         }
+      begin_inputs(in, g, job, batch, job.head, warp, lane);
+      if (r_conv < rows) {
+        float4 y{0, 0, 0, 0};
+#pragma unroll
+        for (int tap = 0; tap < 4; ++tap) {
+          const float4 x = widened_four(index + r_conv - 3 + tap >= 0 ? raw[tap] : make_uint2(0, 0)), w = taps[tap];
+          y = {fmaf(w.x, x.x, y.x), fmaf(w.y, x.y, y.y), fmaf(w.z, x.z, y.z), fmaf(w.w, x.w, y.w)};
+        }
+        y = {silu_as_bf16(y.x), silu_as_bf16(y.y), silu_as_bf16(y.z), silu_as_bf16(y.w)};
+        const float factor = rsqrtf(warp_sum(dot(y, y, 0.0f)) + 1e-6f) * (is_key ? 1.0f : q_scale);
+        y = {y.x * factor, y.y * factor, y.z * factor, y.w * factor};
+        if (is_key) y = {as_ring<Ring>(y.x), as_ring<Ring>(y.y), as_ring<Ring>(y.z), as_ring<Ring>(y.w)};
+        *reinterpret_cast<float4*>(&(is_key ? s.k : s.q)[r_conv][4 * lane]) = y;
+        if (keeps_at_once && job.keeps_keys) *reinterpret_cast<uint2*>(window_at(g, job, index + r_conv, channel)) = raw[3];
       }
+      __syncthreads();
+      Gates gates = gates_of(g, job, batch, job.head, lane);
+
+      // Along earlier keys and those of the rows themselves.
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (const int r = 32 * half + 8 * group + warp - first; r >= 0 && r < rows)
+#pragma unroll
+          for (int m = 0; m < 4; ++m) earlier[half][m] = four(&s.k[r][32 * m + 4 * phase]);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         if (r >= rows) continue;
+        float values[4] = {};
 #pragma unroll
-        for (int which = 0; which < 2; ++which)
+        for (int m = 0; m < 4; ++m) {
+          const float4 k = four(&s.k[r][32 * m + 4 * phase]), q = four(&s.q[r][32 * m + 4 * phase]);
 #pragma unroll
-          for (int distance = 4; distance > 0; distance /= 2) dots[r][which] += __shfl_xor_sync(kAllLanes, dots[r][which], distance);
-        if (thread % 8 == 0 && j <= first + r) {
-          const float factor = j < first + r ? expf(s.sums[first + r] - s.sums[j]) : 1.0f;
-          s.along_k[r][j] = factor * dots[r][0];
-          s.along_q[r][j] = factor * dots[r][1];
+          for (int half = 0; half < 2; ++half) {
+            values[2 * half] = dot(earlier[half][m], k, values[2 * half]);
+            values[2 * half + 1] = dot(earlier[half][m], q, values[2 * half + 1]);
+          }
         }
+        halve<2>(values, lane, 4);
+        halve<1>(values, lane, 2);
+        const float sum = values[0] + __shfl_xor_sync(kAllLanes, values[0], 1);
+        float2& dots = s.dots[r][32 * (phase / 4) + 8 * group + warp];
+        if (phase % 4 == 0) dots.x = sum;
+        if (phase % 4 == 2) dots.y = sum;
       }
-    }
-    // Along the state: lane 2 i has value i, columns with k first, then with q.
-    float along_state[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r >= rows) continue;
-      const float4 k = four(&s.k[first + r][4 * lane]), q = four(&s.q[r][4 * lane]);
-      float values[16];
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        values[c] = dot(state[c], k, 0.0f);
-        values[kColumns + c] = dot(state[c], q, 0.0f);
-      }
-      along_state[r] = transposed_sum(values, lane);
-    }
-    __syncthreads();
+      __syncthreads();
 
-    float o[kRows];
+      const bool goes_on = s.next_number[odd] < jobs;
+      const int row = job.first_row + index - job.cursor;
+      for (int head = job.head; head < job.end_head; ++head, turn ^= 1) {
+        float* stored = g.state + ((job.slot * g.num_v_heads + head) * kDim + warp * kColumns) * kDim;
+        if (batch.base > boundary) {
+          const int old_start = boundary % (kChunk + g.k_max + 1);
+          float old_sums[2];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      o[r] = 0;
-      if (r >= rows) continue;
-      const int position = first + r;
-      const float decay = expf(s.sums[position]);
-      float known = 0, out = 0;
-#pragma unroll 4
-      for (int j = group; j < position; j += 4) {
-        const float u = widened(s.u[j][my_column]);
-        known = fmaf(s.along_k[r][j], u, known);
-        out = fmaf(s.along_q[r][j], u, out);
-      }
+          for (int half = 0; half < 2; ++half) old_sums[half] = g.ring_g[ring_row(g, job, old_start, lane + 32 * half) * g.num_v_heads + head];
+          await_copies<0>();
+          __syncwarp();
+          fold<Ring>(g, job, head, old_start, old_sums, nullptr, kChunk, mine, stores_fold ? stored : nullptr, warp, lane);
+        }
+        if (head == job.head)
+          await_copies<0>();
+        else
+          await_copies<1>();  // inputs come first
+        __syncwarp();
+        const float my_beta = round_to(DType::kBF16, __fdividef(1.0f, 1.0f + expf(-__bfloat162float(gates.b)))),
+                    my_step = __fmul_rn(gates.decay_rate, softplus(__bfloat162float(gates.a) + gates.dt_bias));  // of row `lane`
+        float total = first > 0 ? in.sums[first - 1] : 0.0f, my_total = 0, y[kRows];
+#pragma unroll 1
+        for (int r = 0; r < rows; ++r) {
+          const int position = first + r;
+          float v = 0;
 #pragma unroll
-      for (int distance = 1; distance <= 2; distance *= 2) {
-        known += __shfl_xor_sync(kAllLanes, known, distance);
-        out += __shfl_xor_sync(kAllLanes, out, distance);
-      }
-      known = fmaf(decay, __shfl_sync(kAllLanes, along_state[r], 2 * (lane / 4)), known);
-      out = fmaf(decay, __shfl_sync(kAllLanes, along_state[r], 2 * (kColumns + lane / 4)), out);
-      const float u = as_ring(s.beta[r] * (v[r] - known), static_cast<const Ring*>(nullptr));
-      if (group == 0) {
-        put(&s.u[position][my_column], u);
-        if (index + r >= p.end - p.ring_length)
-          put(static_cast<Ring*>(g.ring_u) + (p.ring_row(index + r) * g.num_v_heads + p.head) * kDim + my_column, u);
-      }
-      __syncwarp();
-      o[r] = fmaf(s.along_q[r][position], u, out);
-      float square = __fmul_rn(o[r], o[r]);
+          for (int tap = 0; tap < 4; ++tap)
+            v = fmaf(in.taps[tap][my_column], index + r - 3 + tap >= 0 ? __bfloat162float(in.raw[r + tap][my_column]) : 0.0f, v);
+          v = silu_as_bf16(v);
+          if (keeps_at_once && !has_q) *window_at(g, job, index + r, 2 * keys + head * kDim + column) = in.raw[r + 3][my_column];
+          const float step = __shfl_sync(kAllLanes, my_step, r), beta = __shfl_sync(kAllLanes, my_beta, r);
+          total = position > 0 ? __fadd_rn(total, step) : step;
+          if (lane == r) my_total = total;
+          const float decays[2] = {expf(total - in.sums[lane]), expf(total - in.sums[lane + 32])};  // where positions are earlier
+
+          // Along the state.
+          if (r == 0) {
+            await_copies<0>();
+            __syncwarp();
+          }
+          float along[8] = {};
 #pragma unroll
-      for (int distance = 4; distance <= 16; distance *= 2) square += __shfl_xor_sync(kAllLanes, square, distance);
-      if (lane == 0) s.squares[r][warp] = square;
+          for (int m = 0; m < 4; ++m) {
+            const float4 k = four(&s.k[r][32 * m + 4 * phase]), q = four(&s.q[r][32 * m + 4 * phase]);
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+              const float4 x = four(mine + (4 * group + c) * kDim + 32 * m + 4 * phase);
+              along[2 * c] = dot(x, k, along[2 * c]);
+              along[2 * c + 1] = dot(x, q, along[2 * c + 1]);
+            }
+          }
+          const float along_state = transposed_sum(along, lane);
+          // Along the updates of earlier positions.
+          float sums[8] = {};
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (32 * half >= position) continue;
+#pragma unroll
+            for (int m = 4 * half; m < 4 * half + 4; ++m) {
+              const int j = phase + 8 * m;
+              const float decay = __shfl_sync(kAllLanes, decays[half], phase + 8 * (m % 4));
+              const float2 dots = s.dots[r][j];
+              const float along_k = j < position ? decay * dots.x : 0.0f, along_q = j < position ? decay * dots.y : 0.0f;
+              float4 u{0, 0, 0, 0};
+              if constexpr (kStaged)
+                u = four(update_at(s, warp, j, 4 * group));
+              else if (j < position)
+                u = four(static_cast<const Ring*>(g.ring_u) + (ring_row(g, job, start, j) * g.num_v_heads + head) * kDim + warp * kColumns + 4 * group);
+              const float all[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+              for (int i = 0; i < 4; ++i) {
+                sums[2 * i] = fmaf(along_k, all[i], sums[2 * i]);
+                sums[2 * i + 1] = fmaf(along_q, all[i], sums[2 * i + 1]);
+              }
+            }
+          }
+          const float sum = fmaf(expf(total), along_state, transposed_sum(sums, lane)), other = __shfl_xor_sync(kAllLanes, sum, 1);
+          const float u = as_ring<Ring>(beta * (v - (has_q ? other : sum)));
+          const float o = fmaf(s.dots[r][position].y, u, has_q ? sum : other);
+          if (!has_q) put(static_cast<Ring*>(g.ring_u) + (ring_row(g, job, start, position) * g.num_v_heads + head) * kDim + column, u);
+          if (kRows > 1 && kStaged && !has_q) put(update_at(s, warp, position, my_column), u);  // to later rows it is one of the earlier
+          if (kRows > 1 && lane == 0) in.sums[position] = total;
+#pragma unroll
+          for (int i = 0; i < kRows; ++i)
+            if (i == r) y[i] = o * norm_weight * fast_silu(__bfloat162float(in.z[r][my_column]));
+          float square = __fmul_rn(o, o);
+#pragma unroll
+          for (int distance = 2; distance <= 16; distance *= 2) square += __shfl_xor_sync(kAllLanes, square, distance);
+          if (lane == 0) s.squares[turn][r][warp] = square;
+          __syncwarp();
+        }
+        if (ends_chunk) {
+          const float sums[2] = {in.sums[lane], kRows == 1 && lane == 31 ? total : in.sums[lane + 32]};
+          fold<Ring>(g, job, head, start, sums, &s.k[0][0], first, mine, stored, warp, lane);
+        }
+        if (head + 1 < job.end_head) {
+          begin_inputs(in, g, job, batch, head + 1, warp, lane);
+          begin_copies(s, g, job, batch, head + 1, warp, lane);
+          gates = gates_of(g, job, batch, head + 1, lane);
+        } else if (index + rows == job.end && goes_on) {
+          begin_copies(s, g, s.next[odd], Batch::at<kRows>(g, s.next[odd], s.next[odd].cursor), s.next[odd].head, warp, lane);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          if (r >= rows) continue;
+          float sum = 0;
+#pragma unroll
+          for (int w = 0; w < kWarps; ++w) sum += s.squares[turn][r][w];
+          const float scale = rsqrtf(sum / static_cast<float>(kDim) + g.eps);
+          if (has_q) static_cast<__nv_bfloat16*>(g.out)[((row + r) * g.num_v_heads + head) * kDim + column] = __float2bfloat16_rn(y[r] * scale);
+        }
+        if (thread < rows) g.ring_g[ring_row(g, job, start, first + thread) * g.num_v_heads + head] = my_total;
+      }
+      // No head reads what these overwrite any more.
+      if (const int r = warp / 2; job.keeps_keys && warp % 2 == 0 && r < rows)
+        put_four(static_cast<Ring*>(g.ring_k) + (ring_row(g, job, start, first + r) * g.num_k_heads + job.k_head) * kDim + 4 * lane, four(&s.k[r][4 * lane]));
+      if (batch.base > boundary && stores_fold) boundary = batch.base;
+      if (ends_chunk) boundary = batch.base + kChunk;
+      index += rows;
+      if (kRows > 1 && index < job.end) {
+        __threadfence();
+        __syncthreads();
+        const Batch begun = Batch::at<kRows>(g, job, index);
+        begin_copies(s, g, job, begun, job.head, warp, lane);
+      }
     }
-    __syncthreads();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r >= rows) continue;
-      float sum = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += s.squares[r][w];
-      const float scale = 1.0f / sqrtf(sum / static_cast<float>(kDim) + g.eps);
-      const int64_t at = (int64_t{row + r} * g.num_v_heads + p.head) * kDim + my_column;
-      if (group == 0)
-        static_cast<__nv_bfloat16*>(g.out)[at] =
-            __float2bfloat16_rn(o[r] * scale * norm_weight * silu(__bfloat162float(s.z[r][my_column])));
-      if (thread == 0 && index + r >= p.end - p.ring_length) g.ring_g[p.ring_row(index + r) * g.num_v_heads + p.head] = s.sums[first + r];
-    }
-    index += rows;
-    if constexpr (kRows > 1) __syncthreads();  // z has been read
+    if (!keeps_at_once) keep_columns(g, job);
+    job = s.next[odd];
+    number = s.next_number[odd];
+    odd ^= 1;
   }
-  if (committed && p.end == boundary + kGrid) {
-    fold(s, state, warp, lane);
-    store_state();
-  }
-  if (keeps_at_once) keep_boundary_columns(g, p, committed, first_of_key);
+  await_predecessor();
 }
 
 }  // namespace
 
-static_assert(sizeof(Shared<1, float>) <= kGdnDecodeSharedBytes && sizeof(Shared<4, float>) <= kGdnDecodeSharedBytes);
+static_assert(sizeof(Shared<4, float, true>) <= kGdnDecodeSharedBytesF32 && sizeof(Shared<4, __nv_bfloat16, true>) <= kGdnDecodeSharedBytesBF16);
+static_assert(sizeof(Shared<4, float, false>) <= kGdnDecodeSharedBytesUnstaged);
 
 // Rows at a time, and the ring's dtype.
-extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_1_f32(const __grid_constant__ GdnArgs g) { decode<1, float>(g); }
-extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_1_bf16(const __grid_constant__ GdnArgs g) {
-  decode<1, __nv_bfloat16>(g);
-}
-extern "C" __global__ void __launch_bounds__(kThreads, 1) gdn_decode_4_f32(const __grid_constant__ GdnArgs g) { decode<4, float>(g); }
-extern "C" __global__ void __launch_bounds__(kThreads, 1) gdn_decode_4_bf16(const __grid_constant__ GdnArgs g) {
-  decode<4, __nv_bfloat16>(g);
-}
+extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_1_f32(const __grid_constant__ GdnArgs g) { decode<1, float, true>(g); }
+extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_4_f32(const __grid_constant__ GdnArgs g) { decode<4, float, true>(g); }
+extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_1_f32_unstaged(const __grid_constant__ GdnArgs g) { decode<1, float, false>(g); }
+extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_4_f32_unstaged(const __grid_constant__ GdnArgs g) { decode<4, float, false>(g); }
+extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_1_bf16(const __grid_constant__ GdnArgs g) { decode<1, __nv_bfloat16, true>(g); }
+extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_4_bf16(const __grid_constant__ GdnArgs g) { decode<4, __nv_bfloat16, true>(g); }
 
 }  // namespace quern::cuda

@@ -1,5 +1,7 @@
 #include "backends/cuda/gdn_mix.h"
 
+#include <algorithm>
+
 namespace quern::cuda {
 
 namespace {
@@ -18,13 +20,16 @@ int64_t shared_bytes(const ops::GdnMix::Problem& p) {
 Result<GdnLauncher> GdnLauncher::create(const ops::GdnMix::Problem& problem, Device& device) {
   CHECK(std::ssize(problem.k_head) == problem.num_v_heads);
   for (const int32_t head : problem.k_head) CHECK(head >= 0 && head < problem.num_k_heads);
+  CHECK(std::ranges::is_sorted(problem.k_head));
   ASSIGN_OR_RETURN(const LinearLauncher linear, LinearLauncher::create(device));
   GdnLauncher launcher(problem, linear);
   ASSIGN_OR_RETURN(launcher.rows_, device.function<GdnArgs>("gdn_mix", "gdn_rows", static_cast<int>(shared_bytes(problem))));
   ASSIGN_OR_RETURN(launcher.keys_, device.function<GdnArgs>("gdn_mix", "gdn_keys"));
   ASSIGN_OR_RETURN(launcher.window_, device.function<GdnArgs>("gdn_mix", "gdn_window"));
   ASSIGN_OR_RETURN(launcher.prepare_, device.function<GdnPrepareArgs>("gdn_mix", "gdn_prepare"));
-  ASSIGN_OR_RETURN(launcher.k_head_, device.upload(problem.k_head, "the GDN head map"));
+  std::vector<int32_t> heads = problem.k_head;
+  for (int64_t k_head = 0; k_head <= problem.num_k_heads; ++k_head) heads.push_back(static_cast<int32_t>(std::ranges::lower_bound(problem.k_head, k_head) - problem.k_head.begin()));
+  ASSIGN_OR_RETURN(launcher.heads_, device.upload(heads, "the GDN head map"));
   return launcher;
 }
 
@@ -64,7 +69,8 @@ GdnArgs GdnLauncher::arguments(const ops::Rows& rows, const ops::GdnInputs& in, 
   args.decay = p.decay;
   args.dt_bias = p.dt_bias;
   args.norm = p.norm;
-  args.k_head = reinterpret_cast<const int32_t*>(k_head_->address());
+  args.k_head = reinterpret_cast<const int32_t*>(heads_->address());
+  args.first_head = args.k_head + problem_.num_v_heads;
   args.qkv = in.qkv.data<void>();
   args.z = in.z.data<void>();
   args.b = in.b.data<void>();

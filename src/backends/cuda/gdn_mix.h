@@ -36,7 +36,7 @@ class GdnLauncher {
   int64_t channels_;
   Function<GdnArgs> rows_, keys_, window_;
   Function<GdnPrepareArgs> prepare_;
-  std::unique_ptr<ops::Buffer> k_head_;  // i32 [num_v_heads]
+  std::unique_ptr<ops::Buffer> heads_;  // i32: GdnArgs::k_head [num_v_heads], then first_head [num_k_heads + 1]
 };
 
 }  // namespace quern::cuda

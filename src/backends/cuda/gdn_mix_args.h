@@ -8,15 +8,15 @@ namespace quern::cuda {
 inline constexpr int kMaxGdnDim = 256;  // d_k and d_v
 
 inline constexpr int32_t kGdnPrompt = 1, kGdnDecode = 2;
-inline constexpr int32_t kGdnCompute = 1, kGdnKeep = 2, kGdnToGrid = 4;
+inline constexpr int32_t kGdnToGrid = 1, kGdnHeadsApart = 2;
 /// Dynamic shared memory of the kernels in gdn_decode.cu.
-inline constexpr int kGdnDecodeSharedBytes = 88 << 10;
+inline constexpr int kGdnDecodeSharedBytesF32 = 110 << 10, kGdnDecodeSharedBytesUnstaged = 78 << 10, kGdnDecodeSharedBytesBF16 = 94 << 10;
 
 /// One GDN layer: its extents, weights, state and the step's rows.
 struct GdnArgs {
   StepTables step;
   int32_t kinds;   // of the runs that the launch computes: kGdnPrompt | kGdnDecode
-  int32_t phases;  // of gdn_decode: kGdnCompute | kGdnKeep; of gdn_rows and gdn_keys: kGdnToGrid or all rows
+  int32_t phases;  // of gdn_decode: kGdnHeadsApart or all heads of a key head together; of gdn_rows and gdn_keys: kGdnToGrid or all rows
   int32_t num_k_heads, num_v_heads, d_k, d_v, k_max;
   float eps;
   DType activation, ring;
@@ -25,7 +25,8 @@ struct GdnArgs {
   const float* decay;     // [num_v_heads]: -exp(A_log)
   const float* dt_bias;   // [num_v_heads]
   const float* norm;      // [d_v]
-  const int32_t* k_head;  // [num_v_heads]
+  const int32_t* k_head;      // [num_v_heads], ascending
+  const int32_t* first_head;  // [num_k_heads + 1]: a key head's value heads begin where those of the one before end
   // Rows.
   const void *qkv, *z, *b, *a;
   void* out;
