@@ -15,6 +15,7 @@ namespace quern::app {
 /// For tests of what becomes of a server whose workers or ranks fail.
 struct ServeFaults {
   std::function<std::unique_ptr<worker::WorkerGroup>(std::unique_ptr<worker::WorkerGroup>)> wrap_workers;  // what stands between the engine and the workers
+  decltype(worker::WorkerOptions{}.wrap_stream) wrap_stream;                                                   // what stands between a rank and its device's queue
   decltype(worker::WorkerOptions{}.collective.wrap) wrap_collective;                                       // what stands between a rank and its messages
 };
 

@@ -170,6 +170,7 @@ OptionGroup device_group(ModelOptions& o) {
           {"--collective", "NAME", "How ranks exchange messages: direct, staged or nccl; this one or none (default: what works best between the devices, see `quern devices`)",
            to_text(o.worker.collective.transport)},
           {"--collective-timeout", "SECONDS", "A rank that waits longer for another gives up, and the step ends with an error (default 10, on a CPU 60)", to_seconds(o.worker.collective_timeout)},
+          {"--step-timeout", "SECONDS", "A device that takes longer for a step is taken for lost, and the server ends (default 120, on a CPU 1200)", to_seconds(o.worker.step_timeout)},
           {"--enforce-eager", "", "Launch every kernel of a step instead of replaying recorded launches (CPUs always do)", to_flag(o.worker.enforce_eager)},
           log_level_option(),
       }};

@@ -76,6 +76,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& pl
   static constexpr std::atomic<bool> kGoOn{false};
   ops::Device& device = setup.device;
   ASSIGN_OR_RETURN(runner->stream_, device.make_stream());
+  if (plan.options.wrap_stream) runner->stream_ = plan.options.wrap_stream(std::move(runner->stream_));
   runner->kernels_ = std::make_unique<KernelCache>(setup.table, device, setup.rules);
   ASSIGN_OR_RETURN(runner->model_, load_model(plan, rank, source, *runner->kernels_, device, *runner->stream_, setup.progress, setup.stop_loading != nullptr ? *setup.stop_loading : kGoOn));
   const Numerics numerics{plan.activation, plan.kv, plan.ring, plan.options.k_max};

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -35,6 +36,8 @@ struct WorkerOptions {
   int32_t tp_size = 1, pp_size = 1;    // ranks that share each layer, and stages of layers
   ops::CollectiveOptions collective;   // how ranks reach each other; its deadline and sizes follow from the plan
   std::chrono::milliseconds collective_timeout{0};  // that a rank waits for another; 0: 10 s, a minute on a CPU
+  std::chrono::milliseconds step_timeout{0};  // that a device may take for a step; 0: two minutes, on a CPU, or a device of a kind that is not known, twenty
+  std::function<std::unique_ptr<ops::Stream>(std::unique_ptr<ops::Stream>)> wrap_stream = {};  // for tests of faults: what the stream of each rank's steps is replaced by
   bool quantize_activations = true;    // where the device multiplies FP8 by FP8
   bool enforce_eager = false;          // launches are not recorded and replayed
   int32_t num_threads = 0;             // CPU, of each rank: 0 = one per core, shared out among the ranks

@@ -467,6 +467,12 @@ ops::CollectiveOptions ExecutionPlan::collective_options() const {
   return collective;
 }
 
+std::chrono::milliseconds ExecutionPlan::step_timeout() const {
+  if (options.step_timeout.count() > 0) return options.step_timeout;
+  const bool is_card = traits.platform == ops::Platform::kCuda || traits.architecture != 0;
+  return is_card ? std::chrono::minutes(2) : std::chrono::minutes(20);  // a long prompt of a large model takes minutes on a CPU
+}
+
 uint64_t ExecutionPlan::kv_bytes_for(int64_t num_blocks) const {
   uint64_t largest = 0;
   for (const RankPlan& rank : ranks) largest = std::max(largest, rank.memory.block_bytes);

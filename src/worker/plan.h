@@ -95,6 +95,8 @@ struct ExecutionPlan {
   [[nodiscard]] std::vector<ops::DeviceTraits> device_traits() const;
   /// How ranks reach each other: as options.collective says, with no longer messages than this model's steps need.
   [[nodiscard]] ops::CollectiveOptions collective_options() const;
+  /// That a device may take for a step.
+  [[nodiscard]] std::chrono::milliseconds step_timeout() const;
   /// The --kv-cache-memory-bytes that gives so many blocks.
   [[nodiscard]] uint64_t kv_bytes_for(int64_t num_blocks) const;
 };

@@ -1,5 +1,7 @@
 #include "worker/rank_group.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 
 #include "backends/platforms.h"
@@ -36,14 +38,19 @@ RankGroup::RankGroup(const ExecutionPlan& plan, JoinedDevices devices, std::vect
     : limits_(plan.limits),
       first_of_last_stage_(runners.size() - static_cast<size_t>(plan.options.tp_size)),
       devices_(std::move(devices)),
-      num_done_(runners.size()) {
+      num_done_(runners.size()),
+      last_done_(runners.size()),
+      step_timeout_(plan.step_timeout()) {
   if (limits_.num_stages > 1) slots_.emplace(limits_.num_slots, limits_.k_max);
   for (const RankPlan& rank : plan.ranks) names_.push_back(rank.device);
   for (size_t rank = 0; rank < runners.size(); ++rank)
     workers_.push_back(std::make_unique<DeviceWorker>(std::move(runners[rank]), [this, rank](StepResult result) { take(rank, std::move(result)); }));
+  watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
 }
 
 RankGroup::~RankGroup() {
+  watcher_.request_stop();
+  watcher_.join();
   results_.close();
   for (const auto& worker : workers_) worker->close();  // all before any is waited for: they wait for each other
   for (const auto& worker : workers_) worker->join();   // all before any goes: one that fails tells the others
@@ -65,7 +72,7 @@ void RankGroup::submit(StepPlan plan) {
       CHECK(results_.push({.step = step.plan->step, .error = failure_}));
       return;
     }
-    pending_.push_back({.num_missing = workers_.size(), .result = {.step = step.plan->step}});
+    pending_.push_back({.num_missing = workers_.size(), .result = {.step = step.plan->step}, .begin = Clock::now()});
   }
   for (size_t rank = 0; rank < workers_.size(); ++rank) workers_[rank]->submit(rank < first_of_last_stage_ ? step : RankStep{.plan = step.plan});
 }
@@ -92,6 +99,7 @@ void RankGroup::take(size_t rank, StepResult result) {
   if (result.error) fail(rank, *result.error);
   const std::lock_guard lock(mutex_);
   if (failure_) return;
+  last_done_[rank] = Clock::now();
   Pending& step = pending_[num_done_[rank]++];
   if (rank == first_of_last_stage_) step.result = std::move(result);
   if (--step.num_missing > 0) return;
@@ -99,6 +107,30 @@ void RankGroup::take(size_t rank, StepResult result) {
   static_cast<void>(results_.push(std::move(step.result)));
   pending_.pop_front();
   for (size_t& done : num_done_) --done;
+}
+
+void RankGroup::watch(const std::stop_token& stop) {
+  pthread_setname_np(pthread_self(), "quern-watch");
+  std::unique_lock lock(mutex_);
+  while (!failure_ && !ends_.wait_for(lock, stop, step_timeout_ / 8, [] { return false; })) {
+    if (stop.stop_requested()) return;
+    const std::optional<Overdue> late = overdue();
+    if (!late) continue;
+    lock.unlock();
+    fail(late->rank, make_error(ErrorCode::kInternal, "step {} has not ended after {:.1f} s (--step-timeout): the device, or its driver, does not answer", late->step,
+                                std::chrono::duration<double>(step_timeout_).count()));
+    lock.lock();
+  }
+}
+
+std::optional<RankGroup::Overdue> RankGroup::overdue() const {
+  const Clock::time_point now = Clock::now();
+  for (size_t rank = 0; rank < num_done_.size(); ++rank) {
+    if (num_done_[rank] == pending_.size()) continue;
+    const Pending& step = pending_[num_done_[rank]];
+    if (now - std::max(step.begin, last_done_[rank]) > step_timeout_) return Overdue{rank, step.result.step};
+  }
+  return std::nullopt;
 }
 
 void RankGroup::fail(size_t rank, const Error& error) {

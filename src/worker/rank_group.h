@@ -1,9 +1,12 @@
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "base/bounded_queue.h"
@@ -25,7 +28,7 @@ struct JoinedDevices {
 Result<void> join_ranks(const ExecutionPlan& plan, JoinedDevices& joined);
 
 /// All ranks in this process, one DeviceWorker each. Every step goes to all of them; what the first rank of the last stage says of it counts. A rank that fails fails all steps that are in
-/// flight or follow, at once: others may never come back, from a driver that does not return. Those that wait for it are woken.
+/// flight or follow, at once: others may never come back, from a driver that does not return. Those that wait for it are woken. A rank that is longer at a step than ExecutionPlan::step_timeout fails so, too.
 class RankGroup final : public WorkerGroup {
  public:
   RankGroup(const ExecutionPlan& plan, JoinedDevices devices, std::vector<std::unique_ptr<ModelRunner>> runners);
@@ -40,11 +43,21 @@ class RankGroup final : public WorkerGroup {
   std::optional<StepResult> poll() override { return finished(results_.try_pop()); }
 
  private:
+  using Clock = std::chrono::steady_clock;
   /// A step that not all ranks have done.
   struct Pending {
     size_t num_missing = 0;
     StepResult result;
+    Clock::time_point begin;
   };
+  /// Fails the group when a rank is too long at a step: its driver may never come back.
+  void watch(const std::stop_token& stop);
+  /// The step that a rank has been at for too long.
+  struct Overdue {
+    size_t rank;
+    uint64_t step;
+  };
+  [[nodiscard]] std::optional<Overdue> overdue() const;  // under mutex_
   void take(size_t rank, StepResult result);
   void fail(size_t rank, const Error& error);
   /// What the engine sees of a result.
@@ -61,8 +74,12 @@ class RankGroup final : public WorkerGroup {
   std::mutex mutex_;                                       // of what follows
   std::deque<Pending> pending_;
   std::vector<size_t> num_done_;                           // of the pending steps, by each rank
+  std::vector<Clock::time_point> last_done_;               // when each rank ended its last
   std::optional<Error> failure_;                           // the first
+  std::condition_variable_any ends_;
+  const std::chrono::milliseconds step_timeout_;
   std::vector<std::unique_ptr<DeviceWorker>> workers_;
+  std::jthread watcher_;
 };
 
 }  // namespace quern::worker

@@ -320,5 +320,54 @@ TEST(Ranks, AStepThatARankNeverReturnsFromFailsAllTheSame) {
   }
 }
 
+/// A queue that passes everything on; who waits for its work does so until it is let go.
+class StreamThatHangs final : public ops::Stream {
+ public:
+  StreamThatHangs(std::unique_ptr<ops::Stream> sound, std::shared_future<void> let_go) : sound_(std::move(sound)), let_go_(std::move(let_go)) {}
+  void copy_to_device(const void* source, const ops::TensorView& destination) override { sound_->copy_to_device(source, destination); }
+  void copy_to_host(const ops::TensorView& source, void* destination) override { sound_->copy_to_host(source, destination); }
+  void copy(const ops::TensorView& source, const ops::TensorView& destination) override { sound_->copy(source, destination); }
+  void fill_zero(const ops::TensorView& destination) override { sound_->fill_zero(destination); }
+  Result<void> finish() override { return sound_->finish(); }
+  ops::Mark mark() override { return sound_->mark(); }
+  Result<void> wait(ops::Mark mark) override {
+    if (++num_waits_ > 3) let_go_.wait();
+    return sound_->wait(mark);
+  }
+
+ private:
+  const std::unique_ptr<ops::Stream> sound_;
+  const std::shared_future<void> let_go_;
+  int num_waits_ = 0;
+};
+
+/// One device, nobody else to miss it.
+TEST(Ranks, AStepThatADeviceNeverEndsFailsByItsDeadlineAndSoDoAllThatFollow) {
+  if (device_under_test() != "cpu") GTEST_SKIP() << "kernels of " << device_under_test() << " want its own stream";
+  std::promise<void> let_go;
+  const auto released = let_go.get_future().share();
+  WorkerOptions options{.max_model_len = 256, .max_num_seqs = 4, .step_timeout = std::chrono::seconds(2)};
+  options.wrap_stream = [&](std::unique_ptr<ops::Stream> stream) { return std::make_unique<StreamThatHangs>(std::move(stream), released); };
+  TestRunner runner(tiny_fp8(), options);
+  ASSERT_TRUE(runner.ready());
+  const std::shared_ptr<void> at_the_end(nullptr, [&](void*) { let_go.set_value(); });  // before the group waits for its worker
+  std::vector<std::string> errors;
+  for (int32_t i = 0; i < 12; ++i) {
+    StepPlan step;
+    step.step = static_cast<uint64_t>(i);
+    step.state_ops.push_back({.kind = StateOp::Kind::kClear, .slot = 0});
+    step.slot_updates.push_back({.slot = 0});
+    step.block_table_updates.push_back({.slot = 0, .first_block = 0, .blocks = {0}});
+    const std::vector<int32_t> token = {1};
+    step.runs.push_back(given_rows(0, RowKind::kPrompt, token, 0));
+    runner.group->submit(std::move(step));
+    const StepResult result = runner.group->wait();
+    EXPECT_EQ(result.step, static_cast<uint64_t>(i));
+    if (result.error) errors.push_back(result.error->message);
+  }
+  ASSERT_EQ(errors.size(), 9u) << "three steps have ended before";
+  for (const std::string& error : errors) EXPECT_EQ(error, "step 3 has not ended after 2.0 s (--step-timeout): the device, or its driver, does not answer");
+}
+
 }  // namespace
 }  // namespace quern::worker

@@ -160,6 +160,7 @@ OptionGroup server_group(ServeOptions& o) {
 Command serve_command(ServeFaults faults) {
   auto options = std::make_shared<ServeOptions>();
   options->model.worker.collective.wrap = faults.wrap_collective;
+  options->model.worker.wrap_stream = faults.wrap_stream;
   options->faults = std::move(faults);
   Command command{.name = "serve", .summary = "Serve a model over an OpenAI-compatible HTTP API"};
   command.description =

@@ -7,6 +7,9 @@
 //   failing_server rank-slow serve MODEL ...    it goes on after a second
 //   failing_server rank-late serve MODEL ...    it goes on after six seconds
 //   failing_server rank-lost serve MODEL ...    its device is lost
+// The device does not answer any more, once SIGUSR2 has come:
+//   failing_server device-hangs serve MODEL ...      who waits for a step waits for ever
+//   failing_server device-blocks serve MODEL ...     who gives it work does
 
 #include <signal.h>
 #include <unistd.h>
@@ -104,10 +107,39 @@ class FaultyRank final : public ops::Collective {
   std::string fault_;
 };
 
+/// The queue of a device whose driver does not come back.
+class HungStream final : public ops::Stream {
+ public:
+  HungStream(std::unique_ptr<ops::Stream> stream, bool blocks) : stream_(std::move(stream)), blocks_(blocks) {}
+  void copy_to_device(const void* source, const ops::TensorView& destination) override {
+    if (blocks_) meet_fault();
+    stream_->copy_to_device(source, destination);
+  }
+  void copy_to_host(const ops::TensorView& source, void* destination) override { stream_->copy_to_host(source, destination); }
+  void copy(const ops::TensorView& source, const ops::TensorView& destination) override { stream_->copy(source, destination); }
+  void fill_zero(const ops::TensorView& destination) override { stream_->fill_zero(destination); }
+  Result<void> finish() override { return stream_->finish(); }
+  ops::Mark mark() override { return stream_->mark(); }
+  Result<void> wait(ops::Mark mark) override {
+    if (!blocks_) meet_fault();
+    return stream_->wait(mark);
+  }
+
+ private:
+  static void meet_fault() {
+    while (fault_wanted) ::pause();
+  }
+  std::unique_ptr<ops::Stream> stream_;
+  const bool blocks_;
+};
+
 int run(const std::vector<std::string>& arguments) {
   const std::string& fault = arguments.at(0);
   ServeFaults faults;
-  if (fault.starts_with("rank-")) {
+  if (fault.starts_with("device-")) {
+    signal(SIGUSR2, [](int) { fault_wanted = true; });
+    faults.wrap_stream = [blocks = fault == "device-blocks"](std::unique_ptr<ops::Stream> stream) { return std::make_unique<HungStream>(std::move(stream), blocks); };
+  } else   if (fault.starts_with("rank-")) {
     signal(SIGUSR2, [](int) { fault_wanted = true; });
     faults.wrap_collective = [fault](std::unique_ptr<ops::Collective> end) { return std::make_unique<FaultyRank>(std::move(end), fault); };
   } else {

@@ -58,8 +58,9 @@ class RankFaults : public ::testing::TestWithParam<std::string> {
     int exit_code = -1;
   };
   /// What becomes of a request that runs, of those that come later, and of the server.
-  static Outcome lose(const std::string& fault) {
-    BackgroundProgram server(arguments(fault), QUERN_FAILING_SERVER);
+  static Outcome lose(const std::string& fault) { return lose(arguments(fault)); }
+  static Outcome lose(const std::vector<std::string>& arguments) {
+    BackgroundProgram server(arguments, QUERN_FAILING_SERVER);
     Outcome outcome;
     if (!server.wait_for_log("ready: ")) {
       ADD_FAILURE() << server.log();
@@ -116,6 +117,19 @@ TEST_P(RankFaults, ASlowRankIsWaitedFor) {
   server.send(SIGTERM);
   EXPECT_EQ(server.wait(), 0);
 }
+
+/// One device, whose driver does not come back from a wait or from a call that enqueues.
+class HungDevice : public RankFaults {};
+
+TEST_P(HungDevice, EndsTheStepByItsDeadlineAndTheServer) {
+  const Outcome outcome =
+      lose({GetParam(), "serve", (folder_->path() / "tiny").string(), "--device", "cpu", "--step-timeout", "3", "--port", "0", "--threads", "1", "--max-num-seqs", "4", "--max-model-len", "8192",
+            "--kv-cache-memory-bytes", "64M"});
+  expect_told(outcome, AllOf(HasSubstr("has not ended after 3.0 s"), HasSubstr("does not answer")));
+  EXPECT_THAT(outcome.log, HasSubstr("still waits for the devices")) << "the process ends without them";
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, HungDevice, ::testing::Values("device-hangs", "device-blocks"), [](const auto& each) { return each.param == "device-hangs" ? "Waiting" : "Enqueuing"; });
 
 INSTANTIATE_TEST_SUITE_P(Transports, RankFaults, ::testing::Values("direct", "staged"), [](const auto& each) { return each.param; });
 
