@@ -18,7 +18,8 @@ namespace quern::backends {
 
 namespace {
 
-constexpr size_t kLargest = 40'000'000;
+constexpr size_t kShortest = 10'240, kLongest = 40'000'000;
+constexpr size_t kPassedOn = 5'000'000;  // the longest message from one rank to another
 constexpr double kMuchSlower = 1.5;  // with the fewest rows
 
 /// Runs body(rank) on a thread of its own for every rank; the error that came first, where there is one.
@@ -75,20 +76,30 @@ class Pattern {
   uint64_t seed_;
 };
 
+/// Numbers of bytes that a self-test moves: up to the longest message that will ever be sent.
+std::vector<size_t> tried_sizes(size_t longest) {
+  std::vector<size_t> sizes;
+  for (const size_t bytes : {kShortest, size_t{655'360}, size_t{5'000'000}, kLongest})
+    if (bytes < longest || sizes.empty()) sizes.push_back(bytes);
+  if (sizes.back() < longest) sizes.push_back(std::min(longest, kLongest));
+  return sizes;
+}
+
 /// A rank while a transport is tried.
 class Rank {
  public:
   explicit Rank(ops::Device& device) : device_(device) {}
 
-  Result<void> prepare(int64_t hidden, int64_t max_rows, int32_t num_ranks, const ops::KernelTable& kernels) {
+  Result<void> prepare(int64_t hidden, int64_t max_rows, size_t longest, int32_t num_ranks, const ops::KernelTable& kernels) {
     const ops::Combine::Problem problem{hidden, num_ranks, DType::kBF16};
     const auto choice = ops::select(kernels.combine, problem, device_.traits());
     if (choice.chosen == nullptr) return make_error(ErrorCode::kUnsupported, "combine has no kernel for {} ranks", num_ranks);
     ASSIGN_OR_RETURN(combine_, choice.chosen->make(problem, device_));
     hidden_ = hidden;
     const auto message_bytes = static_cast<size_t>(max_rows * hidden) * dtype_size(DType::kBF16);
-    first_bytes_ = std::max(kLargest, message_bytes);
-    second_bytes_ = std::max(kLargest / 2, message_bytes);
+    const size_t first_share = longest / static_cast<size_t>(num_ranks) + 16 * static_cast<size_t>(num_ranks);
+    first_bytes_ = static_cast<size_t>(round_up(static_cast<int64_t>(std::max(longest, message_bytes)), 64));
+    second_bytes_ = static_cast<size_t>(round_up(static_cast<int64_t>(std::max({first_share, std::min(longest, kPassedOn), message_bytes})), 64));
     workspace_bytes_ = combine_->workspace_bytes(max_rows);
     ASSIGN_OR_RETURN(buffer_, device_.allocate(first_bytes_ + second_bytes_ + workspace_bytes_, "trying the transports between ranks"));
     host_.resize(first_bytes_);
@@ -245,14 +256,14 @@ class Rank {
 };
 
 /// All rounds of the self-test of one rank.
-Result<void> self_test(Rank& rank, int32_t num_ranks, std::span<const int64_t> row_counts) {
+Result<void> self_test(Rank& rank, int32_t num_ranks, std::span<const size_t> sizes, std::span<const int64_t> row_counts) {
   const bool records = rank.records();
   uint64_t round = 0;
-  for (const size_t bytes : {size_t{10'240}, size_t{655'360}, size_t{5'000'000}, kLargest}) {
+  for (const size_t bytes : sizes) {
     const int repeats = bytes < 1'000'000 ? 3 : 1;
     for (int i = 0; i < repeats; ++i) {
       RETURN_IF_ERROR(rank.gather(bytes, ++round, false));
-      if (bytes == kLargest) continue;
+      if (bytes > kPassedOn) continue;
       RETURN_IF_ERROR(rank.pass_on(bytes, 1, ++round));
       if (num_ranks > 2) RETURN_IF_ERROR(rank.pass_on(bytes, num_ranks - 1, ++round));
       if (records && i == 0) RETURN_IF_ERROR(rank.gather(bytes, ++round, true));
@@ -266,7 +277,7 @@ Result<void> self_test(Rank& rank, int32_t num_ranks, std::span<const int64_t> r
 
 /// Fills in `trial`; empty where it does not work.
 ops::Collectives try_one(const ops::Transport& transport, std::span<ops::Device* const> devices, const ops::CollectiveOptions& options, std::span<const std::unique_ptr<Rank>> ranks,
-                         std::span<const int64_t> row_counts, ops::TransportTrial& trial) {
+                         std::span<const size_t> sizes, std::span<const int64_t> row_counts, ops::TransportTrial& trial) {
   const ops::Verdict verdict = transport.probe(devices);
   if (!verdict.accepted) {
     trial.refusal = verdict.reason;
@@ -282,7 +293,7 @@ ops::Collectives try_one(const ops::Transport& transport, std::span<ops::Device*
   const auto try_rank = [&](int32_t r) -> Result<void> {
     Rank& rank = *ranks[static_cast<size_t>(r)];
     RETURN_IF_ERROR(rank.use(*(*ends)[static_cast<size_t>(r)]));
-    RETURN_IF_ERROR(self_test(rank, static_cast<int32_t>(ranks.size()), row_counts));
+    RETURN_IF_ERROR(self_test(rank, static_cast<int32_t>(ranks.size()), sizes, row_counts));
     for (size_t i = 0; i < row_counts.size(); ++i) {
       ASSIGN_OR_RETURN(const double time, rank.time(row_counts[i]));
       if (r == 0) seconds[i] = time;
@@ -307,8 +318,12 @@ std::string format_size(size_t bytes) {
 }  // namespace
 
 ops::Connection try_list(const ops::TransportList& list, std::span<ops::Device* const> devices, const ops::CollectiveOptions& options, const ops::KernelTable& kernels,
-                         std::span<const int64_t> row_counts) {
+                         std::span<const int64_t> wanted_rows) {
   ops::Connection connection;
+  const std::vector<size_t> sizes = tried_sizes(options.longest_message_bytes);
+  std::vector<int64_t> row_counts;
+  for (const int64_t rows : wanted_rows)
+    if (row_counts.empty() || static_cast<size_t>(rows) * options.row_bytes <= options.longest_message_bytes) row_counts.push_back(rows);
   std::vector<ops::Collectives> ends;
   std::vector<std::unique_ptr<Rank>> ranks;
   std::string why_not_tried;
@@ -316,7 +331,7 @@ ops::Connection try_list(const ops::TransportList& list, std::span<ops::Device* 
     const auto hidden = std::max<int64_t>(1, static_cast<int64_t>(options.row_bytes / dtype_size(DType::kBF16)));
     for (ops::Device* device : devices) {
       ranks.push_back(std::make_unique<Rank>(*device));
-      const auto prepared = ranks.back()->prepare(hidden, std::ranges::max(row_counts), static_cast<int32_t>(devices.size()), kernels);
+      const auto prepared = ranks.back()->prepare(hidden, std::ranges::max(row_counts), sizes.back(), static_cast<int32_t>(devices.size()), kernels);
       if (!prepared) why_not_tried = prepared.error().message;
     }
   }
@@ -324,7 +339,7 @@ ops::Connection try_list(const ops::TransportList& list, std::span<ops::Device* 
     if (!options.transport.empty() && transport.name != options.transport) continue;
     ops::TransportTrial trial{std::string(transport.name), {}, {}};
     trial.refusal = why_not_tried;
-    ends.push_back(why_not_tried.empty() ? try_one(transport, devices, options, ranks, row_counts, trial) : ops::Collectives());
+    ends.push_back(why_not_tried.empty() ? try_one(transport, devices, options, ranks, sizes, row_counts, trial) : ops::Collectives());
     connection.trials.push_back(std::move(trial));
   }
   double fastest = std::numeric_limits<double>::infinity();

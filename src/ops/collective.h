@@ -19,6 +19,7 @@ class Collective;
 struct CollectiveOptions {
   std::string transport;                         // "direct", "staged", "nccl", "mpi"; empty: the first of the platform's that works between these devices
   size_t max_message_bytes = 4u << 20;           // of one rank in one exchange; longer messages go in pieces
+  size_t longest_message_bytes = 40'000'000;     // that is ever sent, all ranks' parts together: transports are tried with no longer ones
   size_t row_bytes = 10'240;                     // of one row's hidden state, as decode exchanges it; what transports are timed with
   std::chrono::milliseconds deadline{10'000};    // no wait for another rank takes longer
   std::function<std::unique_ptr<Collective>(std::unique_ptr<Collective>)> wrap = {};  // for tests of faults: what each end of the finished group is replaced by

@@ -460,6 +460,8 @@ ops::CollectiveOptions ExecutionPlan::collective_options() const {
   ops::CollectiveOptions collective = options.collective;
   const auto step_bytes = static_cast<size_t>(limits.max_rows * config.hidden_size) * dtype_size(activation);
   collective.max_message_bytes = std::min(collective.max_message_bytes, std::max(step_bytes, kLeast));
+  const auto logits_bytes = static_cast<size_t>(limits.max_logit_rows * config.vocab_size) * sizeof(float);
+  collective.longest_message_bytes = std::min(collective.longest_message_bytes, std::max(step_bytes, options.tp_size > 1 ? logits_bytes : 0));
   // Ranks on a CPU compute for seconds where a card takes milliseconds, and perhaps share their cores with others.
   if (traits.platform == ops::Platform::kCpu) collective.deadline *= 6;
   if (options.collective_timeout.count() > 0) collective.deadline = options.collective_timeout;

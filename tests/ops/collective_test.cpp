@@ -580,6 +580,21 @@ TEST_F(TransportTrials, CatchATransportThatCorruptsLargeMessagesOnly) {
   EXPECT_THAT(connection.trials[0].refusal, AllOf(HasSubstr("rank 1 found other bytes"), HasSubstr("of 2500000")));
 }
 
+TEST_F(TransportTrials, UseNoLongerMessagesThanWillBeSent) {
+  static constexpr Transport kList[] = {{"direct", claims, connect_faulty<Faulty::Fault::kFlipsAByteOfLargeMessages>}};
+  for (const auto& [longest, works] : {std::pair{size_t{900'000}, true}, {size_t{1'100'001}, false}})
+    for (const int32_t n : {2, 3}) {
+      const auto connection = try_with(TransportList(kList), {.longest_message_bytes = longest}, n);
+      ASSERT_EQ(connection.trials.size(), 1u);
+      EXPECT_EQ(connection.chosen, works ? "direct" : "") << longest;
+      if (works) EXPECT_EQ(connection.trials[0].times.size(), 2u) << "512 rows are longer";
+      if (!works) EXPECT_THAT(connection.trials[0].refusal, HasSubstr("found other bytes"));
+    }
+  const auto tiny = try_with(cpu::kTransports, {.longest_message_bytes = 100, .row_bytes = 64}, 3);
+  EXPECT_EQ(tiny.trials[0].times.size(), 1u);
+  EXPECT_EQ(tiny.trials[0].refusal, "");
+}
+
 TEST_F(TransportTrials, PassOverATransportThatStandsStill) {
   static constexpr Transport kList[] = {{"direct", claims, connect_faulty<Faulty::Fault::kStopsAfterSomeMessages>}, {"staged", claims, connect_sound}};
   const auto connection = try_with(TransportList(kList), {.transport = "", .deadline = 1s});
