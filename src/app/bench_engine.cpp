@@ -134,6 +134,7 @@ Json bench_counters(const engine::EngineStats& stats) {
           {"host_seconds_per_step", per_step(stats, stats.host_seconds)},
           {"device_seconds_per_step", per_step(stats, stats.device_seconds)},
           {"computed_rows", stats.computed_rows},
+          {"gathered_rows", stats.gathered_rows},
           {"num_preemptions", stats.num_preemptions},
           {"num_drafts", stats.speculation.num_drafts},
           {"num_draft_tokens", stats.speculation.num_draft_tokens},

@@ -45,7 +45,7 @@ void print_terms(const CardSpeed::Stage& stage, const worker::SpeedAssumptions& 
   if (work.all_reduces > 0)
     row("all-reduces", terms.all_reduces, fmt::format("{} of {:.0f} us, or {:.1f} KiB at {:.0f} GB/s", work.all_reduces, assumed.all_reduce_seconds * 1e6, work.all_reduce_bytes / 1024,
                                                       assumed.exchange_bytes_per_second / 1e9));
-  if (work.gather_bytes > 0) row("logits of other ranks", terms.gather, format_bytes(static_cast<uint64_t>(work.gather_bytes)));
+  if (work.gather_bytes > 0) row("candidates of other ranks", terms.gather, format_bytes(static_cast<uint64_t>(work.gather_bytes)));
   if (work.hand_over_bytes > 0) row("hand-over", terms.hand_over, fmt::format("{:.1f} KiB to the next stage", work.hand_over_bytes / 1024));
 }
 

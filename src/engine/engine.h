@@ -43,7 +43,7 @@ struct EngineStats {
   uint64_t num_swapped = 0, num_recomputed = 0;          // of the preempted: resumed from host memory, or computed again
   SpeculationCounts speculation;
   int32_t max_draft_tokens = 0;  // of a sequence and step
-  uint64_t computed_rows = 0, discarded_rows = 0;
+  uint64_t computed_rows = 0, discarded_rows = 0, gathered_rows = 0;  // the last: sampled from logits that ranks exchanged whole
   std::array<uint64_t, kStepRowBounds.size() + 1> steps_by_rows{};
   uint64_t requests_stop = 0, requests_length = 0, requests_cancelled = 0, requests_error = 0;
   double device_seconds = 0, host_seconds = 0;  // time in steps, and of the engine thread between them

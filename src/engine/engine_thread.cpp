@@ -186,6 +186,7 @@ void EngineThread::handle(worker::StepResult result) {
   const auto bucket = std::lower_bound(kStepRowBounds.begin(), kStepRowBounds.end(), result.computed_rows);
   ++stats_.steps_by_rows[static_cast<size_t>(bucket - kStepRowBounds.begin())];
   stats_.computed_rows += static_cast<uint64_t>(result.computed_rows);
+  stats_.gathered_rows += static_cast<uint64_t>(result.gathered_rows);
   stats_.device_seconds += result.device_seconds;
   if (result.error) {
     if (!failure_) {

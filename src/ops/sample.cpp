@@ -28,4 +28,13 @@ SlotSampling to_slot_sampling(const SamplingParams& params) {
   return slot;
 }
 
+int32_t candidates_needed(const SamplingParams& params, int64_t num_tokens, bool synthetic) {
+  if (params.num_logprobs >= 0) return 0;                // they count the whole distribution
+  if (synthetic && params.has_penalties()) return 0;     // a row depends on what is drawn before it, and not on drafts
+  if (params.greedy()) return 1;
+  const bool limits_k = params.top_k > 0 && params.top_k < num_tokens;
+  if (limits_k) return params.top_k <= kMaxCandidates ? kMaxCandidates : 0;
+  return params.top_p >= 1.0f && params.min_p <= 0.0f ? 1 : 0;
+}
+
 }  // namespace quern::ops

@@ -10,6 +10,8 @@ namespace quern::ops {
 inline constexpr int32_t kMaxLogprobs = 20;
 inline constexpr int32_t kMaxLogitBias = 1024;
 inline constexpr int32_t kMaxStopIds = 64;
+/// A rank with a part of the vocabulary gives so many candidates of a row, or one (ops/sample.h).
+inline constexpr int32_t kMaxCandidates = 64;
 
 /// How tokens of one sequence are chosen. Transforms are applied in one order: logit bias, penalties, grammar mask, temperature, top-k, top-p, min-p.
 struct SamplingParams {

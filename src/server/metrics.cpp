@@ -177,6 +177,7 @@ std::string Metrics::expose(const engine::EngineStats& stats, const ConstraintSt
   add("quern:computed_rows_total", "Rows (tokens) computed in steps.", MetricType::Counter, static_cast<double>(stats.computed_rows));
   add("quern:discarded_rows_total", "Rows computed after their request had ended.", MetricType::Counter,
       static_cast<double>(stats.discarded_rows));
+  add("quern:gathered_rows_total", "Rows sampled from logits that the ranks exchanged whole.", MetricType::Counter, static_cast<double>(stats.gathered_rows));
   add("quern:device_seconds_total", "Time spent in steps.", MetricType::Counter, stats.device_seconds);
   add("quern:host_seconds_total", "Time of the engine thread between steps.", MetricType::Counter, stats.host_seconds);
   add("quern:state_slots", "State slots of sequences.", MetricType::Gauge, stats.num_slots);

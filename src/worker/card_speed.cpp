@@ -69,7 +69,7 @@ void add_launches(const ExecutionPlan& plan, const RankPart& part, const StepSha
   work.launches += attention * (of("attn_in") + of("attention") + of("out_residual")) + gdn * (of("gdn_in") + of("gdn_mix") + of("out_residual")) +
                    (attention + gdn) * (of("mlp_in") + of("down_residual")) + of("state_copy");
   if (part.first_stage) work.launches += of("embed");
-  if (part.last_stage) work.launches += of("head") + of("sample");
+  if (part.last_stage) work.launches += of("head") + of("sample") + (part.tp_size > 1 ? 1 : 0);  // candidates, and drawing from those of all
 }
 
 void add_exchanges(const ExecutionPlan& plan, const RankPart& part, const StepShape& shape, RankWork& work) {
@@ -78,7 +78,7 @@ void add_exchanges(const ExecutionPlan& plan, const RankPart& part, const StepSh
   if (part.tp_size == 1) return;
   work.all_reduces = 2 * part.config.num_layers() + (part.first_stage ? 1 : 0);  // after mixer and MLP; the embedding's rows, shared out by token
   work.all_reduce_bytes = rows * row_bytes * (part.tp_size - 1);
-  if (part.last_stage) work.gather_bytes = static_cast<double>(logit_rows(shape)) * static_cast<double>(plan.config.vocab_size) * sizeof(float) * (part.tp_size - 1) / part.tp_size;
+  if (part.last_stage) work.gather_bytes = static_cast<double>(logit_rows(shape) * ops::candidate_words(ops::kMaxCandidates)) * sizeof(int32_t) * (part.tp_size - 1);
 }
 
 }  // namespace
@@ -109,7 +109,8 @@ RankWork draft_work(const ExecutionPlan& plan, const RankPart& part) {
   if (part.tp_size > 1) {
     work.all_reduces = 3;  // embedding, mixer, MLP
     work.all_reduce_bytes = exchanged.all_reduce_bytes;
-    work.gather_bytes = exchanged.gather_bytes;
+    work.gather_bytes = static_cast<double>(ops::kKeyWords) * sizeof(int32_t) * (part.tp_size - 1);
+    ++work.launches;  // the best of all ranks' drafts
   }
   return work;
 }

@@ -94,6 +94,8 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& pl
     ASSIGN_OR_RETURN(staging.uploads, device.allocate_host(kStagedUploads, "step uploads"));
   }
   runner->num_logprobs_.assign(static_cast<size_t>(plan.limits.num_slots), -1);
+  runner->candidates_needed_.assign(static_cast<size_t>(plan.limits.num_slots), {1, 1});
+  runner->candidate_shares_.resize(runner->vocab_shares_.size());
   return runner;
 }
 
@@ -243,6 +245,8 @@ void ModelRunner::apply_state_ops(const StepPlan& plan) {
 void ModelRunner::apply_slot_updates(const StepPlan& plan) {
   for (const SlotUpdate& update : plan.slot_updates) {
     num_logprobs_[static_cast<size_t>(update.slot)] = update.sampling.num_logprobs;
+    for (const bool synthetic : {false, true})
+      candidates_needed_[static_cast<size_t>(update.slot)][synthetic ? 1 : 0] = ops::candidates_needed(update.sampling, plan_.config.vocab_size, synthetic);
     upload(std::span<const int32_t>(&update.position_delta, 1), memory_.tables.position_delta.at(update.slot));
     if (!rank_.shard.last_stage()) continue;
     ops::SlotSampling params = ops::to_slot_sampling(update.sampling);
@@ -350,9 +354,24 @@ void ModelRunner::make_rows(const StepPlan& plan) {
   rows_.indices = step_.indices.first(num_rows);
   rows_.positions = step_.positions.first(num_rows);
   rows_.slots = memory_.tables;
+  num_candidates_ = candidates_needed(plan);
+  if (shares_layers() && num_candidates_ == 0)
+    current_->result.gathered_rows = std::count_if(logit_rows_.begin(), logit_rows_.end(), [](int32_t row) { return row >= 0; });
   draft_depth_ = 0;
   for (const InFlight::Run& run : current_->runs) draft_depth_ = std::max(draft_depth_, run.num_drafts);
   fills_mtp_ = model_.mtp.has_value() && std::any_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.fill_mtp; });
+}
+
+int32_t ModelRunner::candidates_needed(const StepPlan& plan) const {
+  if (!shares_layers()) return 0;
+  int32_t most = 1;
+  for (const StepRun& run : plan.runs) {
+    if (!samples(run)) continue;
+    const int32_t needed = candidates_needed_[static_cast<size_t>(run.slot)][run.verify() && run.synthetic_acceptance >= 0 ? 1 : 0];
+    if (needed == 0) return 0;
+    most = std::max(most, needed);
+  }
+  return most;
 }
 
 /// An entry of no sequence, which makes the number of runs one of few.
@@ -391,7 +410,7 @@ void ModelRunner::write_inputs(const StepPlan& plan) {
 Result<void> ModelRunner::compute(const StepPlan& plan, const std::function<StepMasks()>& masks) {
   const bool masked = std::any_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.mask_pending; });
   if (rows_per_run_ == 0 || masked || plan_.options.enforce_eager) return enqueue_step(plan, masks);
-  const GraphKey key{.num_runs = static_cast<int32_t>(num_runs()), .rows_per_run = rows_per_run_, .num_passes = fills_mtp_ ? 1 + draft_depth_ : 0};
+  const GraphKey key{.num_runs = static_cast<int32_t>(num_runs()), .rows_per_run = rows_per_run_, .num_passes = fills_mtp_ ? 1 + draft_depth_ : 0, .num_candidates = num_candidates_};
   std::unique_ptr<ops::Graph>& graph = graphs_[key];
   if (graph == nullptr) {
     stream_->begin_recording();
@@ -472,12 +491,28 @@ void ModelRunner::layer(const LoadedLayer& l, const ops::Rows& rows, const ops::
   add_up(x);
 }
 
-void ModelRunner::head(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::TensorView& hidden,
-                       const ops::TensorView& logits) {
+ops::TensorView ModelRunner::head(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::TensorView& hidden) {
   ops::Launch go = launch();
-  const ops::TensorView own = shares_layers() ? step_.own_logits.first(logits.shape[0]) : logits;
+  const ops::TensorView own = (shares_layers() ? step_.own_logits : step_.logits).first(logit_rows.shape[0]);
   model_.head.kernel->enqueue(rows, x, norm, logit_rows, model_.head_weights(), hidden, own, go);
-  if (shares_layers()) links_.stage->all_gather(own, logits, vocab_shares_, go);
+  return own;
+}
+
+ops::TensorView ModelRunner::whole(const ops::TensorView& own_logits) {
+  if (!shares_layers()) return own_logits;
+  ops::Launch go = launch();
+  const ops::TensorView logits = step_.logits.first(own_logits.shape[0]);
+  links_.stage->all_gather(own_logits, logits, vocab_shares_, go);
+  return logits;
+}
+
+ops::TensorView ModelRunner::gather_candidates(const ops::TensorView& own) {
+  ops::Launch go = launch();
+  const int64_t words = own.shape[1];
+  std::fill(candidate_shares_.begin(), candidate_shares_.end(), words);
+  const ops::TensorView all{step_.candidates.buffer, step_.candidates.offset_bytes, DType::kI32, {own.shape[0], words * std::ssize(candidate_shares_)}};
+  links_.stage->all_gather(own, all, candidate_shares_, go);
+  return all;
 }
 
 /// Logits that the host wants to see, at most max_logit_rows at a time.
@@ -494,9 +529,9 @@ Result<void> ModelRunner::export_logits(const StepPlan& plan) {
     const size_t count = std::min(group_size, wanted.size() - first);
     std::vector<int32_t> rows;
     for (size_t i = 0; i < count; ++i) rows.push_back(runs_[wanted[first + i].run].first_row + wanted[first + i].row);
-    const ops::TensorView logits = step_.logits.first(static_cast<int64_t>(count)), row_view = step_.exported_rows.first(static_cast<int64_t>(count));
+    const ops::TensorView row_view = step_.exported_rows.first(static_cast<int64_t>(count));
     upload(std::span<const int32_t>(rows), row_view);
-    head(rows_, step_.x.first(rows_.num_rows), model_.norm_view, row_view, step_.hidden.first(rows_.num_rows), logits);
+    const ops::TensorView logits = whole(head(rows_, step_.x.first(rows_.num_rows), model_.norm_view, row_view, step_.hidden.first(rows_.num_rows)));
     if (!reports()) continue;
     ASSIGN_OR_RETURN(const std::vector<float> values, download<float>(logits));
     const auto vocab = static_cast<size_t>(plan_.config.vocab_size);
@@ -524,15 +559,22 @@ void ModelRunner::sample(const StepPlan& plan, const std::function<StepMasks()>&
   const bool masked = std::any_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.mask_pending; });
   StepMasks step_masks;
   for (const SampleGroup& group : groups_) {
-    const ops::TensorView logits = step_.logits.first(group.num_logits);
-    ops::TensorView rows = StepMemory::table(step_.inputs, layout_.logit_rows, std::ssize(logit_rows_)).part(group.first_logits, group.num_logits);
-    head(rows_, x, model_.norm_view, rows, hidden, logits);
+    const ops::TensorView rows = StepMemory::table(step_.inputs, layout_.logit_rows, std::ssize(logit_rows_)).part(group.first_logits, group.num_logits);
+    const ops::TensorView own = head(rows_, x, model_.norm_view, rows, hidden);
     if (group.first == 0) {
       model_.state_copy.kernel->store_hidden(rows_, hidden, memory_.hidden_window, memory_.boundary_hidden, go);
       if (masked) step_masks = masks();
     }
     const ops::TensorView runs = StepMemory::table(step_.inputs, layout_.sample_runs, num_runs()).part(group.first, group.count);
-    model_.sample.kernel->enqueue(runs, logits, upload_masks(group, step_masks), memory_.sampler, memory_.tables, part(step_.sampled, group.first, group.count), go);
+    const ops::SampleOutput out = part(step_.sampled, group.first, group.count);
+    const ops::TensorView allowed = upload_masks(group, step_masks);
+    if (num_candidates_ == 0) {
+      model_.sample.kernel->enqueue(runs, whole(own), allowed, memory_.sampler, memory_.tables, out, go);
+      continue;
+    }
+    const ops::TensorView candidates = step_.own_candidates_of(own.shape[0], ops::candidate_words(num_candidates_));
+    model_.sample.kernel->enqueue_candidates(runs, own, first_id(), num_candidates_, allowed, memory_.sampler, memory_.tables, candidates, go);
+    model_.sample.kernel->enqueue_drawing(runs, gather_candidates(candidates), num_candidates_, memory_.sampler, memory_.tables, out, go);
   }
 }
 
@@ -572,6 +614,7 @@ Result<void> ModelRunner::draft(const StepPlan& plan) {
   };
   ops::Rows rows = with_tokens_of(rows_, 0);
   mtp.rows.kernel->enqueue_first(runs, rows_, part(step_.sampled, 0, num_runs()), rows, last_rows, go);
+  const bool shows_logits = std::any_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.want == Want::kLogits; });
   ops::TensorView input = step_.hidden.first(rows.num_rows);
   for (int32_t pass = 0;; ++pass) {
     const ops::TensorView embedding = step_.draft_embedding.first(rows.num_rows), x = step_.x.first(rows.num_rows), hidden = step_.hidden.first(rows.num_rows);
@@ -581,8 +624,14 @@ Result<void> ModelRunner::draft(const StepPlan& plan) {
     if (pass == draft_depth_) return {};  // depth 0: nothing is proposed
     for (int64_t first = 0; first < num_runs(); first += plan_.limits.max_logit_rows) {
       const int64_t count = std::min<int64_t>(plan_.limits.max_logit_rows, num_runs() - first);
-      const ops::TensorView logits = step_.logits.first(count);
-      head(rows, x, mtp.norm_view, last_rows.part(first, count), hidden, logits);
+      const ops::TensorView own = head(rows, x, mtp.norm_view, last_rows.part(first, count), hidden);
+      if (shares_layers() && !shows_logits) {
+        const ops::TensorView keys = step_.own_candidates_of(count, ops::kKeyWords);
+        model_.sample.kernel->enqueue_argmax_candidates(own, first_id(), keys, go);
+        model_.sample.kernel->enqueue_argmax_of(gather_candidates(keys), ids.part(first, count), go);
+        continue;
+      }
+      const ops::TensorView logits = whole(own);
       model_.sample.kernel->enqueue_argmax(logits, ids.part(first, count), go);
       for (int64_t r = first; r < std::min(first + count, std::ssize(plan.runs)); ++r) {
         const auto i = static_cast<size_t>(r);

@@ -78,9 +78,9 @@ class ModelRunner {
   Result<StateDump> dump_state(int32_t slot, int32_t gdn_layer);
 
  private:
-  /// Steps of one key have the same launches: so many runs of as many rows, and so many draft passes (0: none, 1: the first without a draft, ...).
+  /// Steps of one key have the same launches: so many runs of as many rows, so many draft passes (0: none, 1: the first without a draft, ...), and so many candidates of each row.
   struct GraphKey {
-    int32_t num_runs = 0, rows_per_run = 0, num_passes = 0;
+    int32_t num_runs = 0, rows_per_run = 0, num_passes = 0, num_candidates = 0;
     auto operator<=>(const GraphKey&) const = default;
   };
   /// Runs [first, first + count) of a step, whose logits fit at once.
@@ -100,9 +100,15 @@ class ModelRunner {
   Result<void> enqueue_step(const StepPlan& plan, const std::function<StepMasks()>& masks);
   void layer(const LoadedLayer& layer, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index,
              ActivationRanges* ranges, size_t index);
-  /// Final norm and the logits, whole, of the rows in `logit_rows`.
-  void head(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::TensorView& hidden, const ops::TensorView& logits);
+  /// Final norm and the logits of the rows in `logit_rows`: of this rank's ids.
+  ops::TensorView head(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::TensorView& hidden);
+  /// All ranks' logits of these rows, whole.
+  ops::TensorView whole(const ops::TensorView& own_logits);
+  /// All ranks' candidates of `own`, i32 [n, words].
+  ops::TensorView gather_candidates(const ops::TensorView& own);
   Result<void> export_logits(const StepPlan& plan);
+  /// How many candidates of each rank the step's rows need (ops::candidates_needed); 0: whole rows, as where there is one rank.
+  [[nodiscard]] int32_t candidates_needed(const StepPlan& plan) const;
   void sample(const StepPlan& plan, const std::function<StepMasks()>& masks);
   ops::TensorView upload_masks(const SampleGroup& group, const StepMasks& masks);
   Result<void> draft(const StepPlan& plan);
@@ -116,6 +122,8 @@ class ModelRunner {
   Result<std::vector<T>> download(const ops::TensorView& source);
   ops::Launch launch() { return {*stream_, step_.workspace}; }
   [[nodiscard]] bool shares_layers() const { return links_.stage != nullptr; }
+  /// Of this rank's part of the vocabulary.
+  [[nodiscard]] int32_t first_id() const { return static_cast<int32_t>(rank_.shard.vocab.begin); }
   /// What an op with a residual adds to: x, or what the ranks then add up in x.
   [[nodiscard]] ops::TensorView target(const ops::TensorView& x) const { return shares_layers() ? step_.partial.first(x.shape[0]) : x; }
   void add_up(const ops::TensorView& x);
@@ -134,6 +142,7 @@ class ModelRunner {
   const RankPlan& rank_;                // of plan_
   RankLinks links_;
   std::vector<int64_t> vocab_shares_;   // ids of each rank of the stage
+  std::vector<int64_t> candidate_shares_;  // words of each rank's candidates
   std::unique_ptr<ops::Stream> stream_;
   std::unique_ptr<KernelCache> kernels_;
   ActivationRanges* ranges_ = nullptr;
@@ -143,6 +152,7 @@ class ModelRunner {
   StepMemory step_;
   StepLayout layout_;
   std::vector<int32_t> num_logprobs_;  // of each slot, as last given
+  std::vector<std::array<int32_t, 2>> candidates_needed_;  // likewise: by its rows, and by those of verifies in which drafts count as accepted
   std::map<GraphKey, std::unique_ptr<ops::Graph>> graphs_;
   std::array<Staging, kMaxInFlight> staging_;
   uint64_t num_submitted_ = 0;
@@ -156,6 +166,7 @@ class ModelRunner {
   std::vector<uint32_t> mask_words_;
   std::vector<SampleGroup> groups_;
   int32_t rows_per_run_ = 0;  // of a step that is laid out for replay, else 0
+  int32_t num_candidates_ = 0;  // of each row and rank; 0: whole rows
   int32_t draft_depth_ = 0;
   bool fills_mtp_ = false;
   ops::Rows rows_;

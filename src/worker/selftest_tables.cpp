@@ -274,7 +274,22 @@ Result<void> run(const ops::Sample::Problem& p, const ops::Sample::Kernel& kerne
   RETURN_IF_ERROR(trial.keep("boundaries", in.slots.boundary.first(kNotFinite), 0));
   RETURN_IF_ERROR(trial.keep("last tokens", in.slots.last_token.first(kSilent), 0));
   RETURN_IF_ERROR(trial.keep("counts", in.sampler.counts.first(kNotFinite), 0));
-  return trial.keep("sampling parameters", in.sampler.params.first(kNotFinite), 0);
+  RETURN_IF_ERROR(trial.keep("sampling parameters", in.sampler.params.first(kNotFinite), 0));
+
+  // The same runs again from half a vocabulary, as a rank has it: what it tells of it, and what is drawn from that alone.
+  const int64_t num_rows = in.logits.shape[0], width = p.vocab_size / 2;
+  const ops::TensorView half{in.logits.buffer, in.logits.offset_bytes, DType::kF32, {num_rows, width}};
+  ASSIGN_OR_RETURN(const ops::TensorView keys, trial.unwritten(DType::kI32, {num_rows, ops::kKeyWords}));
+  kernel.enqueue_argmax_candidates(half, 0, keys, launch);
+  kernel.enqueue_argmax_of(keys.first(num_rows - 1), ids, launch);
+  RETURN_IF_ERROR(trial.keep("most likely tokens of a half", ids, 0));
+  ASSIGN_OR_RETURN(const ops::TensorView candidates, trial.unwritten(DType::kI32, {num_rows, ops::candidate_words(ops::kMaxCandidates)}));
+  kernel.enqueue_candidates(in.run_table, half, 0, ops::kMaxCandidates, in.masks, in.sampler, in.slots, candidates, launch);
+  RETURN_IF_ERROR(trial.keep("candidates", candidates, 0));
+  kernel.enqueue_drawing(in.run_table, candidates, ops::kMaxCandidates, in.sampler, in.slots, out, launch);
+  ASSIGN_OR_RETURN(const std::vector<float> num_again, trial.read(out.num_tokens));
+  RETURN_IF_ERROR(trial.keep("numbers of tokens of a half", out.num_tokens, 0));
+  return keep_where(trial, "tokens of a half", out.tokens, 1, 0, [&](int64_t run, int64_t token, int64_t) { return static_cast<float>(token) < num_again[static_cast<size_t>(run)]; });
 }
 
 }  // namespace quern::worker::selftest

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/sample.h"
+
 namespace quern::worker {
 
 Sizes::Sizes(const model::ModelConfig& c, const Shard& shard, const Numerics& n, bool with_mtp) {
@@ -39,7 +41,8 @@ Sizes::Sizes(const model::ModelConfig& c, const Shard& shard, const Numerics& n,
   const int64_t draft_rows = with_mtp ? 1 : 0;                                                 // embedding of the MTP layer
   const int64_t partial = shard.tp_size > 1 ? 1 : 0;
   row_bytes = static_cast<uint64_t>((scratch_elements + (1 + (last ? 1 : 0) + draft_rows + partial) * c.hidden_size) * activation + (7 + 10 * draft_rows) * 4);  // and tables
-  logits_row_bytes = static_cast<uint64_t>(sampled_vocab + (last && shard.tp_size > 1 ? shard.vocab.size() : 0)) * 4;
+  const bool shares_vocab = last && shard.tp_size > 1;
+  logits_row_bytes = static_cast<uint64_t>(sampled_vocab + (shares_vocab ? shard.vocab.size() + (1 + shard.tp_size) * ops::candidate_words(ops::kMaxCandidates) : 0)) * 4;
 }
 
 }  // namespace quern::worker

@@ -121,6 +121,7 @@ struct StepResult {
   uint64_t step = 0;
   std::vector<RunResult> runs;             // parallel to the plan's
   int64_t computed_rows = 0;               // counted by the worker
+  int64_t gathered_rows = 0;               // rows sampled from logits that ranks had to exchange whole (ops::candidates_needed)
   double device_seconds = 0;
   std::optional<Error> error;              // the step failed as a whole; no run has a result
 };

@@ -76,6 +76,9 @@ Result<StepMemory> StepMemory::allocate(const ExecutionPlan& plan, const RankPla
   }
   if (rank.shard.tp_size > 1) {
     ASSIGN_OR_RETURN(m.own_logits, m.tensor(device, "logits", DType::kF32, {limits.max_logit_rows, rank.shard.vocab.size()}));
+    const int64_t words = std::max<int64_t>(limits.max_logit_rows * ops::candidate_words(ops::kMaxCandidates), 64);
+    ASSIGN_OR_RETURN(m.own_candidates, m.tensor(device, "candidates", DType::kI32, {words}));
+    ASSIGN_OR_RETURN(m.candidates, m.tensor(device, "candidates", DType::kI32, {words * rank.shard.tp_size}));
   }
   ASSIGN_OR_RETURN(m.logits, m.tensor(device, "logits", DType::kF32, {limits.max_logit_rows, c.vocab_size}));
   ASSIGN_OR_RETURN(m.exported_rows, m.tensor(device, "exported rows", DType::kI32, {limits.max_logit_rows}));

@@ -37,6 +37,7 @@ class StepMemory {
   ops::TensorView hidden;                          // activation [max_rows, hidden]
   ops::TensorView logits;                          // f32 [max_logit_rows, vocab]
   ops::TensorView own_logits;                      // f32 [max_logit_rows, the rank's part of the vocabulary]; without tensor parallelism empty
+  ops::TensorView own_candidates, candidates;      // i32 [max_logit_rows * candidate_words(kMaxCandidates)] of this rank, and of all; without tensor parallelism empty
   ops::TensorView exported_rows;                   // i32 [max_logit_rows]: rows whose logits go to the host
   ops::TensorView masks;                           // u32 as i32 [max_logit_rows, ceil(vocab / 32)]
   ops::SampleOutput sampled;                       // partly in `results`
@@ -60,6 +61,8 @@ class StepMemory {
   [[nodiscard]] ops::GdnInputs gdn_inputs(int64_t rows) const;
   [[nodiscard]] ops::Activation gdn_out(int64_t rows) const;
   [[nodiscard]] ops::Activation mlp(int64_t rows) const;
+  /// i32 [rows, words] at the beginning of own_candidates.
+  [[nodiscard]] ops::TensorView own_candidates_of(int64_t rows, int64_t words) const { return {own_candidates.buffer, own_candidates.offset_bytes, DType::kI32, {rows, words}}; }
 
   /// A table of `layout` in `inputs` or `results`: [entries] or [entries, width].
   static ops::TensorView table(const ops::TensorView& base, const StepLayout::Table& table, int64_t entries);

@@ -23,8 +23,8 @@ class Sampler {
     int32_t rank = 0;
   };
 
-  explicit Sampler(int64_t vocab, int64_t num_tokens = 0, int threads = 1) : vocab_(vocab), bed_(threads) {
-    kernel_ = make_kernel<Sample>(bed_, {vocab, num_tokens > 0 ? num_tokens : vocab, kMaxDrafts});
+  explicit Sampler(int64_t vocab, int64_t num_tokens = 0, int threads = 1) : vocab_(vocab), num_tokens_(num_tokens > 0 ? num_tokens : vocab), bed_(threads) {
+    kernel_ = make_kernel<Sample>(bed_, {vocab, num_tokens_, kMaxDrafts});
     slots_ = make_slots(bed_, 3, kMaxDrafts, 1);
     tables_.params = bed_.zeros(DType::kU8, {3, sizeof(SlotSampling)});
     tables_.counts = bed_.zeros(DType::kI32, {3, vocab});
@@ -39,9 +39,15 @@ class Sampler {
     workspace_ = bed_.launch(*kernel_, kMaxDrafts + 1).workspace;
     logits_ = bed_.tensor(DType::kF32, {kMaxDrafts + 1, vocab});
     masks_ = bed_.tensor(DType::kI32, {kMaxDrafts + 1, (vocab + 31) / 32});
+    own_ = bed_.tensor(DType::kF32, {kMaxDrafts + 1, vocab});
+    candidates_ = bed_.tensor(DType::kI32, {kMaxDrafts + 1, candidate_words(kMaxCandidates)});
+    gathered_ = bed_.tensor(DType::kI32, {kMaxDrafts + 1, kMaxParts * candidate_words(kMaxCandidates)});
   }
 
-  void set(const SamplingParams& params) { slot() = to_slot_sampling(params); }
+  void set(const SamplingParams& params) {
+    params_ = params;
+    slot() = to_slot_sampling(params);
+  }
   SlotSampling& slot() { return tables_.params.data<SlotSampling>()[1]; }
   int32_t& count(int32_t token) { return tables_.counts.data<int32_t>()[vocab_ + token]; }
   void set_in_prompt(int32_t token) { tables_.in_prompt.data<uint8_t>()[vocab_ + token] = 1; }
@@ -76,6 +82,7 @@ class Sampler {
       std::copy(rows[i].begin(), rows[i].end(), logits_.data<float>() + static_cast<int64_t>(i) * vocab_);
     Launch launch{bed_.stream(), workspace_};
     std::memcpy(runs_.data<SampleRun>(), &run, sizeof run);
+    const State before = state();
     kernel_->enqueue(runs_, logits_, masks_, tables_, slots_, out_, launch);
     Answer answer;
     answer.non_finite = out_.non_finite.data<int32_t>()[0] != 0;
@@ -83,16 +90,66 @@ class Sampler {
     answer.logprobs.assign(out_.logprobs.data<float>(), out_.logprobs.data<float>() + 1 + kMaxLogprobs);
     answer.logprob_ids.assign(out_.logprob_ids.data<int32_t>(), out_.logprob_ids.data<int32_t>() + 1 + kMaxLogprobs);
     answer.rank = out_.chosen_rank.data<int32_t>()[0];
+    draw_in_parts(rows, run, before, answer);
     return answer;
   }
 
-  int64_t vocab_;
+  static constexpr int64_t kMaxParts = 4;
+  /// What a step changes of a sequence.
+  using State = std::vector<std::string>;
+  [[nodiscard]] std::vector<TensorView> state_tensors() const { return {tables_.params, tables_.counts, slots_.cursor, slots_.boundary, slots_.last_token}; }
+  [[nodiscard]] State state() const {
+    State bytes;
+    for (const TensorView& view : state_tensors()) bytes.push_back(Bed::bytes(view));
+    return bytes;
+  }
+
+  /// The same step by ranks with parts of the vocabulary, where their candidates are enough: it has to be the same to the last bit.
+  void draw_in_parts(const std::vector<std::vector<float>>& rows, const SampleRun& run, const State& before, const Answer& expected) {
+    const int32_t needed = candidates_needed(params_, num_tokens_, run.verify >= kSyntheticAcceptance);
+    if (needed == 0 || rows.empty()) return;
+    std::vector<std::vector<int64_t>> cuts = {{0, vocab_ / 3, vocab_}};
+    if (vocab_ >= 16 && vocab_ < 20000) cuts.push_back({0, 1, vocab_ / 2, vocab_ - 5, vocab_});
+    const auto num_rows = static_cast<int64_t>(rows.size());
+    const State after = state();
+    for (const std::vector<int64_t>& cut : cuts)
+      for (const int32_t num_candidates : {1, kMaxCandidates}) {
+        if (num_candidates < needed) continue;
+        restore(before);
+        const int64_t words = candidate_words(num_candidates), num_parts = std::ssize(cut) - 1;
+        const TensorView gathered{gathered_.buffer, 0, DType::kI32, {num_rows, num_parts * words}};
+        Launch launch{bed_.stream(), workspace_};
+        for (int64_t part = 0; part < num_parts; ++part) {
+          const int64_t first = cut[static_cast<size_t>(part)], width = cut[static_cast<size_t>(part) + 1] - first;
+          const TensorView own{own_.buffer, 0, DType::kF32, {num_rows, width}}, candidates{candidates_.buffer, 0, DType::kI32, {num_rows, words}};
+          std::memset(candidates_.data<std::byte>(), 0xff, candidates_.size_bytes());
+          for (int64_t row = 0; row < num_rows; ++row) std::copy_n(rows[static_cast<size_t>(row)].begin() + first, width, own.data<float>() + row * width);
+          kernel_->enqueue_candidates(runs_, own, static_cast<int32_t>(first), num_candidates, masks_, tables_, slots_, candidates, launch);
+          EXPECT_TRUE(state() == before) << "candidates change nothing";
+          for (int64_t row = 0; row < num_rows; ++row)
+            std::copy_n(candidates.data<int32_t>() + row * words, words, gathered.data<int32_t>() + (row * num_parts + part) * words);
+        }
+        kernel_->enqueue_drawing(runs_, gathered, num_candidates, tables_, slots_, out_, launch);
+        EXPECT_EQ((std::vector<int32_t>(out_.tokens.data<int32_t>(), out_.tokens.data<int32_t>() + out_.num_tokens.data<int32_t>()[0])), expected.tokens)
+            << num_parts << " parts, " << num_candidates << " candidates";
+        EXPECT_EQ(out_.non_finite.data<int32_t>()[0] != 0, expected.non_finite);
+        EXPECT_TRUE(state() == after) << "what the step changes of the sequence";
+      }
+    restore(after);
+  }
+  void restore(const State& bytes) {
+    const std::vector<TensorView> tensors = state_tensors();
+    for (size_t i = 0; i < tensors.size(); ++i) std::memcpy(tensors[i].data<std::byte>(), bytes[i].data(), bytes[i].size());
+  }
+
+  int64_t vocab_, num_tokens_;
+  SamplingParams params_;
   Bed bed_;
   std::unique_ptr<Sample::Kernel> kernel_;
   SlotTables slots_;
   SamplerTables tables_;
   SampleOutput out_;
-  TensorView workspace_, runs_, logits_, masks_;
+  TensorView workspace_, runs_, logits_, masks_, own_, candidates_, gathered_;
   bool masked_ = false;
 };
 
@@ -100,6 +157,40 @@ SamplingParams greedy() {
   SamplingParams params;
   params.temperature = 0;
   return params;
+}
+
+TEST(Sample, CandidatesAreEnoughWhereTheyHoldWhatMayBeDrawn) {
+  SamplingParams params;
+  EXPECT_EQ(candidates_needed(params, 1000, false), 1) << "every token may be drawn";
+  params.top_p = 0.9f;
+  EXPECT_EQ(candidates_needed(params, 1000, false), 0);
+  params.top_k = kMaxCandidates;
+  EXPECT_EQ(candidates_needed(params, 1000, false), kMaxCandidates);
+  EXPECT_EQ(candidates_needed(params, kMaxCandidates, false), 0) << "top-k leaves all of them";
+  params.top_k = kMaxCandidates + 1;
+  EXPECT_EQ(candidates_needed(params, 1000, false), 0);
+  params = {};
+  params.min_p = 0.1f;
+  EXPECT_EQ(candidates_needed(params, 1000, false), 0);
+  params.temperature = 0;
+  EXPECT_EQ(candidates_needed(params, 1000, false), 1);
+  params.presence_penalty = 1;
+  EXPECT_EQ(candidates_needed(params, 1000, false), 1);
+  EXPECT_EQ(candidates_needed(params, 1000, true), 0) << "what is drawn before a row is not its draft";
+  params.num_logprobs = 0;
+  EXPECT_EQ(candidates_needed(params, 1000, false), 0);
+}
+
+TEST(Sample, KeysOrderByValueAndThenByTheLowestId) {
+  const std::vector<float> values = {-INFINITY, -3.0f, -0.0f, 1e-30f, 0.5f, 7.0f, INFINITY};
+  for (size_t i = 0; i < values.size(); ++i) {
+    EXPECT_GT(candidate_key(values[i], 3), candidate_key(values[i], 4));
+    EXPECT_EQ(candidate_value(candidate_key(values[i], 248319)), values[i]);
+    EXPECT_EQ(candidate_id(candidate_key(values[i], 248319)), 248319);
+    EXPECT_GT(candidate_key(values[i], 1 << 20), 0u);
+    if (i > 0) EXPECT_GT(candidate_key(values[i], 1 << 20), candidate_key(values[i - 1], 0));
+  }
+  EXPECT_EQ(candidate_key(-0.0f, 5), candidate_key(0.0f, 5));
 }
 
 /// Logits in which `token` wins by far.
@@ -764,6 +855,20 @@ TEST(Sample, FindsTheArgmaxOfManyRowsOfALargeVocabulary) {
     Launch launch = bed.launch(*kernel, kRows);
     kernel->enqueue_argmax(bed.tensor(DType::kF32, {kRows, vocab}, logits), ids, launch);
     EXPECT_EQ((std::vector<int32_t>(ids.data<int32_t>(), ids.data<int32_t>() + kRows)), expected);
+    // The same by three ranks, the last of which has no text.
+    const std::vector<int64_t> cut = {0, vocab / 3, vocab - 2, vocab};
+    const TensorView gathered = bed.tensor(DType::kI32, {kRows, 3 * kKeyWords});
+    for (size_t part = 0; part < 3; ++part) {
+      const int64_t first = cut[part], width = cut[part + 1] - first;
+      std::vector<float> own;
+      for (int64_t row = 0; row < kRows; ++row) own.insert(own.end(), logits.begin() + row * vocab + first, logits.begin() + row * vocab + first + width);
+      const TensorView keys = bed.tensor(DType::kI32, {kRows, kKeyWords});
+      kernel->enqueue_argmax_candidates(bed.tensor(DType::kF32, {kRows, width}, own), static_cast<int32_t>(first), keys, launch);
+      for (int64_t row = 0; row < kRows; ++row) gathered.data<uint64_t>()[3 * row + static_cast<int64_t>(part)] = keys.data<uint64_t>()[row];
+    }
+    const TensorView again = bed.tensor(DType::kI32, {kRows});
+    kernel->enqueue_argmax_of(gathered, again, launch);
+    EXPECT_EQ((std::vector<int32_t>(again.data<int32_t>(), again.data<int32_t>() + kRows)), expected);
   }
 }
 

@@ -110,10 +110,10 @@ TEST(CardSpeed, WorkOfOneTokenIsTheModelsBytesAndTheKernelsLaunches) {
   const RankWork of_two = rank_work(*plan, RankPart{plan->config, plan->inventory, plan->traits, 2, true, true}, {});
   EXPECT_EQ(of_two.all_reduces, 129);
   EXPECT_DOUBLE_EQ(of_two.all_reduce_bytes, 10240);
-  EXPECT_DOUBLE_EQ(of_two.gather_bytes, 248320 * 4 / 2.0);
+  EXPECT_DOUBLE_EQ(of_two.gather_bytes, 65 * 8) << "candidates of the other rank";
   const RankWork of_four = rank_work(*plan, RankPart{plan->config, plan->inventory, plan->traits, 4, true, true}, {.kind = kPrompt, .rows_each = 512, .context = 512});
   EXPECT_DOUBLE_EQ(of_four.all_reduce_bytes, 3 * 512 * 10240.0) << "what three others send";
-  EXPECT_DOUBLE_EQ(of_four.gather_bytes, 248320 * 4 * 3 / 4.0) << "of a prompt one row has logits";
+  EXPECT_DOUBLE_EQ(of_four.gather_bytes, 65 * 8 * 3) << "of a prompt one row has logits";
   const RankWork first = rank_work(*plan, RankPart{plan->config, plan->inventory, plan->traits, 1, true, false}, {});
   EXPECT_DOUBLE_EQ(first.hand_over_bytes, 10240);
   EXPECT_NEAR(one.weight_bytes - first.weight_bytes, 2.54e9, 0.01e9) << "the head is the last stage's";

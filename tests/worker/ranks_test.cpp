@@ -109,6 +109,82 @@ TEST(Ranks, ComputeWhatOneDeviceComputesInEveryScheme) {
   }
 }
 
+/// What was drawn and drafted of four sequences, and how many rows ranks saw whole.
+struct Drawn {
+  std::vector<std::vector<int32_t>> tokens, drafts;
+  int64_t gathered_rows = 0, sampled_rows = 0;
+};
+Drawn draw_with_drafts(TestRunner& runner, const std::vector<SamplingParams>& sampling) {
+  constexpr int32_t kPrompt = 40, kDrafts = 2;
+  Drawn drawn;
+  const auto take = [&](StepPlan step) {
+    const StepResult result = runner.run(std::move(step));
+    drawn.gathered_rows += result.gathered_rows;
+    for (const RunResult& run : result.runs) {
+      EXPECT_FALSE(run.non_finite);
+      drawn.tokens.push_back(run.tokens);
+      drawn.drafts.push_back(run.drafts);
+      drawn.sampled_rows += 1 + run.num_draft_rows;
+    }
+  };
+  const auto with_drafts = [](StepRun run) {
+    run.want = Want::kSample;
+    run.fill_mtp = true;
+    run.propose = DraftMethod::kMtp;
+    run.propose_depth = kDrafts;
+    return run;
+  };
+  StepPlan prompts;
+  for (size_t slot = 0; slot < sampling.size(); ++slot) {
+    runner.start(static_cast<int32_t>(slot), sampling[slot]);
+    prompts.runs.push_back(with_drafts(given_rows(static_cast<int32_t>(slot), RowKind::kPrompt, random_tokens(slot, kPrompt), 0)));
+  }
+  take(std::move(prompts));
+  for (int i = 0; i < 12; ++i) {
+    StepPlan verify;
+    for (size_t slot = 0; slot < sampling.size(); ++slot)
+      verify.runs.push_back(with_drafts({.slot = static_cast<int32_t>(slot), .kind = RowKind::kDecode, .num_rows = 1 + kDrafts}));
+    take(std::move(verify));
+  }
+  return drawn;
+}
+
+TEST(Ranks, DrawTheSameTokensFromCandidatesAsFromWholeLogits) {
+  if (!has_devices(2)) GTEST_SKIP() << "one " << device_under_test();
+  std::vector<SamplingParams> sampling(4);
+  sampling[0].temperature = 0;
+  sampling[1].seed = 7;
+  sampling[2] = {.temperature = 0.8f, .top_k = 20, .top_p = 0.95f, .min_p = 0.01f, .presence_penalty = 1.5f, .seed = 3, .logit_bias = {{5, 2.0f}, {300, 3.0f}}};
+  sampling[3] = {.temperature = 1.2f, .top_k = ops::kMaxCandidates, .frequency_penalty = 0.5f, .repetition_penalty = 1.2f, .seed = 11, .min_tokens = 30, .stop_ids = {9}};
+  const auto with_logprobs = [](std::vector<SamplingParams> params) {
+    params[0].num_logprobs = 2;  // its rows have to be seen whole, and all others with them
+    return params;
+  };
+  for (const auto& [tp_size, records] : {std::pair{2, false}, {2, true}, {3, true}}) {
+    if (!has_devices(tp_size)) continue;
+    SCOPED_TRACE(::testing::Message() << "tp " << tp_size << (records ? ", recorded" : ""));
+    TestRunner runner(tiny_fp8(), {.tp_size = tp_size}, records);
+    ASSERT_TRUE(runner.ready());
+    const Drawn candidates = draw_with_drafts(runner, sampling), whole = draw_with_drafts(runner, with_logprobs(sampling)), again = draw_with_drafts(runner, sampling);
+    EXPECT_EQ(candidates.tokens, whole.tokens);
+    EXPECT_EQ(candidates.drafts, whole.drafts);
+    EXPECT_EQ(candidates.tokens, again.tokens) << "after steps of the other kind";
+    EXPECT_EQ(candidates.gathered_rows, 0);
+    EXPECT_EQ(whole.gathered_rows, whole.sampled_rows);
+    EXPECT_GT(std::count_if(candidates.drafts.begin(), candidates.drafts.end(), [](const auto& drafts) { return !drafts.empty(); }), 40);
+  }
+}
+
+TEST(Ranks, SeeLogitsWholeWhereCandidatesAreNotEnough) {
+  if (!has_devices(2)) GTEST_SKIP() << "one " << device_under_test();
+  TestRunner runner(tiny_fp8(), {.tp_size = 2});
+  ASSERT_TRUE(runner.ready());
+  for (const SamplingParams& wide : {SamplingParams{.top_p = 0.9f}, SamplingParams{.min_p = 0.1f}, SamplingParams{.top_k = ops::kMaxCandidates + 1}}) {
+    const Drawn drawn = draw_with_drafts(runner, {SamplingParams{.temperature = 0}, wide});
+    EXPECT_EQ(drawn.gathered_rows, drawn.sampled_rows);
+  }
+}
+
 /// A checkpoint on a rank whose memory ends at some tensor.
 class SourceWithoutRoom final : public weights::WeightSource {
  public:

@@ -512,16 +512,38 @@ TEST_F(SelfTest, FindsAnEmbeddingOfTheWrongPositions) {
   expect_found("embed", "cpu.no_delta", "positions of 1 decode row");
 }
 
+/// The plain sampler, parts of which a test replaces.
+class PlainSampler : public ops::Sample::Kernel {
+ public:
+  PlainSampler(const ops::Sample::Problem& problem, ops::Device& device) : inner_(plain<ops::Sample>().make(problem, device).value()) {}
+  std::string_view arithmetic() const override { return "test"; }
+  size_t workspace_bytes(int64_t max_rows) const override { return inner_->workspace_bytes(max_rows); }
+  void enqueue(const TensorView& runs, const TensorView& logits, const TensorView& masks, const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::SampleOutput& out,
+               Launch& launch) const override {
+    inner_->enqueue(runs, logits, masks, sampler, slots, out, launch);
+  }
+  void enqueue_argmax(const TensorView& logits, const TensorView& ids, Launch& launch) const override { inner_->enqueue_argmax(logits, ids, launch); }
+  void enqueue_candidates(const TensorView& runs, const TensorView& logits, int32_t first_id, int32_t num_candidates, const TensorView& masks, const ops::SamplerTables& sampler,
+                          const ops::SlotTables& slots, const TensorView& candidates, Launch& launch) const override {
+    inner_->enqueue_candidates(runs, logits, first_id, num_candidates, masks, sampler, slots, candidates, launch);
+  }
+  void enqueue_drawing(const TensorView& runs, const TensorView& gathered, int32_t num_candidates, const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::SampleOutput& out,
+                       Launch& launch) const override {
+    inner_->enqueue_drawing(runs, gathered, num_candidates, sampler, slots, out, launch);
+  }
+  void enqueue_argmax_candidates(const TensorView& logits, int32_t first_id, const TensorView& keys, Launch& launch) const override {
+    inner_->enqueue_argmax_candidates(logits, first_id, keys, launch);
+  }
+  void enqueue_argmax_of(const TensorView& gathered, const TensorView& ids, Launch& launch) const override { inner_->enqueue_argmax_of(gathered, ids, launch); }
+
+ protected:
+  std::unique_ptr<ops::Sample::Kernel> inner_;
+};
+
 TEST_F(SelfTest, FindsASamplerThatTakesTheHighestIdOnTies) {
-  class Sampler : public ops::Sample::Kernel {
+  class Sampler : public PlainSampler {
    public:
-    Sampler(const ops::Sample::Problem& problem, ops::Device& device) : inner_(plain<ops::Sample>().make(problem, device).value()) {}
-    std::string_view arithmetic() const override { return "test"; }
-    size_t workspace_bytes(int64_t max_rows) const override { return inner_->workspace_bytes(max_rows); }
-    void enqueue(const TensorView& runs, const TensorView& logits, const TensorView& masks, const ops::SamplerTables& sampler,
-                 const ops::SlotTables& slots, const ops::SampleOutput& out, Launch& launch) const override {
-      inner_->enqueue(runs, logits, masks, sampler, slots, out, launch);
-    }
+    using PlainSampler::PlainSampler;
     void enqueue_argmax(const TensorView& logits, const TensorView& ids, Launch&) const override {
       const int64_t vocab = logits.shape[1];
       for (int64_t row = 0; row < logits.shape[0]; ++row) {
@@ -530,9 +552,6 @@ TEST_F(SelfTest, FindsASamplerThatTakesTheHighestIdOnTies) {
         ids.data<int32_t>()[row] = static_cast<int32_t>(last.base() - values) - 1;
       }
     }
-
-   private:
-    std::unique_ptr<ops::Sample::Kernel> inner_;
   };
   const Planted<ops::Sample> planted("cpu.last_tie", make<Sampler, ops::Sample>);
   table_.sample = planted.list;
@@ -540,11 +559,9 @@ TEST_F(SelfTest, FindsASamplerThatTakesTheHighestIdOnTies) {
 }
 
 TEST_F(SelfTest, FindsASamplerWithoutLogitBias) {
-  class Sampler : public ops::Sample::Kernel {
+  class Sampler : public PlainSampler {
    public:
-    Sampler(const ops::Sample::Problem& problem, ops::Device& device) : inner_(plain<ops::Sample>().make(problem, device).value()) {}
-    std::string_view arithmetic() const override { return "test"; }
-    size_t workspace_bytes(int64_t max_rows) const override { return inner_->workspace_bytes(max_rows); }
+    using PlainSampler::PlainSampler;
     void enqueue(const TensorView& runs, const TensorView& logits, const TensorView& masks, const ops::SamplerTables& sampler,
                  const ops::SlotTables& slots, const ops::SampleOutput& out, Launch& launch) const override {
       auto* params = sampler.params.data<ops::SlotSampling>();
@@ -553,14 +570,25 @@ TEST_F(SelfTest, FindsASamplerWithoutLogitBias) {
       inner_->enqueue(runs, logits, masks, sampler, slots, out, launch);
       for (int64_t slot = 0; slot < sampler.params.shape[0]; ++slot) params[slot].num_logit_bias = given[static_cast<size_t>(slot)].num_logit_bias;
     }
-    void enqueue_argmax(const TensorView& logits, const TensorView& ids, Launch& launch) const override { inner_->enqueue_argmax(logits, ids, launch); }
-
-   private:
-    std::unique_ptr<ops::Sample::Kernel> inner_;
   };
   const Planted<ops::Sample> planted("cpu.no_bias", make<Sampler, ops::Sample>);
   table_.sample = planted.list;
   expect_found("sample", "cpu.no_bias", "tokens: element");
+}
+
+TEST_F(SelfTest, FindsASamplerThatForgetsACandidate) {
+  class Sampler : public PlainSampler {
+   public:
+    using PlainSampler::PlainSampler;
+    void enqueue_candidates(const TensorView& runs, const TensorView& logits, int32_t first_id, int32_t num_candidates, const TensorView& masks, const ops::SamplerTables& sampler,
+                            const ops::SlotTables& slots, const TensorView& candidates, Launch& launch) const override {
+      inner_->enqueue_candidates(runs, logits, first_id, num_candidates, masks, sampler, slots, candidates, launch);
+      for (int64_t row = 0; row < candidates.shape[0]; ++row) candidates.data<uint64_t>()[row * (1 + num_candidates) + 10] = 0;
+    }
+  };
+  const Planted<ops::Sample> planted("cpu.forgets", make<Sampler, ops::Sample>);
+  table_.sample = planted.list;
+  expect_found("sample", "cpu.forgets", "candidates");
 }
 
 TEST_F(SelfTest, FindsACopyThatLeavesOutATail) {

@@ -1,19 +1,23 @@
 #include "backends/cuda/sample.h"
 
+#include <algorithm>
+
 namespace quern::cuda {
 
-SampleArgs sample_args(const ops::Sample::Problem& problem, const ops::TensorView& runs, const ops::TensorView& logits,
-                       const ops::TensorView& masks, const ops::SamplerTables& sampler, const ops::SlotTables& slots,
-                       const ops::SampleOutput& out) {
+namespace {
+
+constexpr unsigned kThreads = 1024;  // of sample.cu
+
+/// What every kernel is told.
+SampleArgs common_args(const ops::Sample::Problem& problem, const ops::TensorView& runs, const ops::SamplerTables& sampler, const ops::SlotTables& slots) {
   static_assert(sizeof(SampleRecord) == sizeof(ops::SampleRun));
   SampleArgs args{};
   args.vocab_size = static_cast<int32_t>(problem.vocab_size);
   args.num_tokens = static_cast<int32_t>(problem.num_tokens);
   args.k_max = static_cast<int32_t>(problem.k_max);
   args.drafts_stride = slots.drafts.shape.rank() == 2 ? static_cast<int32_t>(slots.drafts.shape[1]) : 0;
+  args.end_id = args.vocab_size;
   args.runs = runs.data<const SampleRecord>();
-  args.logits = plain::address_or_null<float>(logits);
-  args.masks = plain::address_or_null<const uint32_t>(masks);
   args.params = sampler.params.data<ops::SlotSampling>();
   args.counts = sampler.counts.data<int32_t>();
   args.in_prompt = sampler.in_prompt.data<const uint8_t>();
@@ -21,26 +25,91 @@ SampleArgs sample_args(const ops::Sample::Problem& problem, const ops::TensorVie
   args.boundary = slots.boundary.data<int32_t>();
   args.last_token = slots.last_token.data<int32_t>();
   args.drafts = plain::address_or_null<const int32_t>(slots.drafts);
+  args.num_runs = static_cast<int32_t>(runs.shape[0]);
+  return args;
+}
+void add_output(const ops::SampleOutput& out, SampleArgs& args) {
   args.tokens = out.tokens.data<int32_t>();
   args.sampled = out.num_tokens.data<int32_t>();
   args.non_finite = out.non_finite.data<int32_t>();
   args.logprobs = out.logprobs.data<float>();
   args.logprob_ids = out.logprob_ids.data<int32_t>();
   args.chosen_rank = out.chosen_rank.data<int32_t>();
-  args.num_runs = static_cast<int32_t>(runs.shape[0]);
+}
+
+}  // namespace
+
+SampleArgs sample_args(const ops::Sample::Problem& problem, const ops::TensorView& runs, const ops::TensorView& logits,
+                       const ops::TensorView& masks, const ops::SamplerTables& sampler, const ops::SlotTables& slots,
+                       const ops::SampleOutput& out) {
+  SampleArgs args = common_args(problem, runs, sampler, slots);
+  args.logits = plain::address_or_null<float>(logits);
+  args.masks = plain::address_or_null<const uint32_t>(masks);
+  add_output(out, args);
   return args;
+}
+
+SampleArgs candidate_args(const ops::Sample::Problem& problem, const ops::TensorView& runs, const ops::TensorView& logits, int32_t first_id, int32_t num_candidates,
+                          const ops::TensorView& masks, const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::TensorView& candidates) {
+  SampleArgs args = common_args(problem, runs, sampler, slots);
+  args.first_id = first_id;
+  args.end_id = first_id + static_cast<int32_t>(logits.shape[1]);
+  args.logits = logits.data<float>();
+  args.masks = plain::address_or_null<const uint32_t>(masks);
+  args.num_candidates = num_candidates;
+  args.candidates = candidates.data<uint64_t>();
+  return args;
+}
+
+ArgmaxArgs argmax_args(const ops::Sample::Problem& problem, const ops::TensorView& logits, int32_t first_id) {
+  const int64_t width = logits.shape[1];
+  return {.logits = logits.data<float>(),
+          .width = static_cast<int32_t>(width),
+          .num_tokens = static_cast<int32_t>(std::clamp<int64_t>(problem.num_tokens - first_id, 0, width)),
+          .first_id = first_id,
+          .ids = nullptr,
+          .keys = nullptr};
+}
+
+Result<FromCandidates> FromCandidates::make(ops::Device& device) {
+  FromCandidates made;
+  ASSIGN_OR_RETURN(made.drawing_, cuda_device(device).function<SampleArgs>("sample", "sample_drawing"));
+  ASSIGN_OR_RETURN(made.argmax_of_, cuda_device(device).function<ArgmaxOfArgs>("sample", "argmax_of"));
+  return made;
+}
+
+void FromCandidates::enqueue_drawing(const ops::Sample::Problem& problem, const ops::TensorView& runs, const ops::TensorView& gathered, int32_t num_candidates,
+                                     const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::SampleOutput& out, ops::Launch& launch) const {
+  if (runs.empty()) return;
+  SampleArgs args = common_args(problem, runs, sampler, slots);
+  args.num_candidates = num_candidates;
+  if (!gathered.empty()) {
+    args.num_parts = static_cast<int32_t>(gathered.shape[1] / ops::candidate_words(num_candidates));
+    args.gathered = gathered.data<const uint64_t>();
+  }
+  add_output(out, args);
+  cuda_stream(launch.stream).launch(drawing_, {.grid = {static_cast<unsigned>(runs.shape[0])}, .block = {kThreads}}, args);
+}
+
+void FromCandidates::enqueue_argmax_of(const ops::TensorView& gathered, const ops::TensorView& ids, ops::Launch& launch) const {
+  if (ids.empty()) return;
+  constexpr unsigned kRowThreads = 64;
+  const ArgmaxOfArgs args{gathered.data<const uint64_t>(), static_cast<int32_t>(ids.shape[0]), static_cast<int32_t>(gathered.shape[1] / ops::kKeyWords), ids.data<int32_t>()};
+  cuda_stream(launch.stream).launch(argmax_of_, {.grid = {plain::blocks_for(ids.shape[0], kRowThreads)}, .block = {kRowThreads}}, args);
 }
 
 namespace plain {
 
 namespace {
 
-constexpr unsigned kThreads = 1024;  // of sample.cu
-
 class SampleKernel final : public ops::Sample::Kernel {
  public:
-  SampleKernel(const ops::Sample::Problem& problem, Function<SampleArgs> sample, Function<ArgmaxArgs> argmax)
-      : problem_(problem), sample_(sample), argmax_(argmax) {}
+  struct Functions {
+    Function<SampleArgs> sample, candidates;
+    Function<ArgmaxArgs> argmax;
+  };
+  SampleKernel(const ops::Sample::Problem& problem, const Functions& functions, const FromCandidates& from_candidates)
+      : problem_(problem), functions_(functions), from_candidates_(from_candidates) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return "cuda.plain"; }
 
@@ -48,19 +117,46 @@ class SampleKernel final : public ops::Sample::Kernel {
                const ops::SlotTables& slots, const ops::SampleOutput& out, ops::Launch& launch) const override {
     if (runs.empty()) return;
     const SampleArgs args = sample_args(problem_, runs, logits, masks, sampler, slots, out);
-    cuda_stream(launch.stream).launch(sample_, {.grid = {static_cast<unsigned>(runs.shape[0])}, .block = {kThreads}}, args);
+    cuda_stream(launch.stream).launch(functions_.sample, {.grid = {static_cast<unsigned>(runs.shape[0])}, .block = {kThreads}}, args);
   }
 
   void enqueue_argmax(const ops::TensorView& logits, const ops::TensorView& ids, ops::Launch& launch) const override {
     if (ids.empty()) return;
-    const ArgmaxArgs args{logits.data<float>(), static_cast<int32_t>(problem_.vocab_size), static_cast<int32_t>(problem_.num_tokens), ids.data<int32_t>()};
-    cuda_stream(launch.stream).launch(argmax_, {.grid = {static_cast<unsigned>(ids.shape[0])}, .block = {kThreads}}, args);
+    ArgmaxArgs args = argmax_args(problem_, logits, 0);
+    args.ids = ids.data<int32_t>();
+    launch_argmax(args, ids.shape[0], launch);
   }
 
+  void enqueue_candidates(const ops::TensorView& runs, const ops::TensorView& logits, int32_t first_id, int32_t num_candidates, const ops::TensorView& masks,
+                          const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::TensorView& candidates, ops::Launch& launch) const override {
+    if (runs.empty() || logits.empty()) return;
+    const SampleArgs args = candidate_args(problem_, runs, logits, first_id, num_candidates, masks, sampler, slots, candidates);
+    const auto draws = static_cast<unsigned>(problem_.k_max + 1);
+    cuda_stream(launch.stream).launch(functions_.candidates, {.grid = {static_cast<unsigned>(runs.shape[0]), draws}, .block = {kThreads}}, args);
+  }
+
+  void enqueue_drawing(const ops::TensorView& runs, const ops::TensorView& gathered, int32_t num_candidates, const ops::SamplerTables& sampler, const ops::SlotTables& slots,
+                       const ops::SampleOutput& out, ops::Launch& launch) const override {
+    from_candidates_.enqueue_drawing(problem_, runs, gathered, num_candidates, sampler, slots, out, launch);
+  }
+
+  void enqueue_argmax_candidates(const ops::TensorView& logits, int32_t first_id, const ops::TensorView& keys, ops::Launch& launch) const override {
+    if (keys.empty()) return;
+    ArgmaxArgs args = argmax_args(problem_, logits, first_id);
+    args.keys = keys.data<uint64_t>();
+    launch_argmax(args, keys.shape[0], launch);
+  }
+
+  void enqueue_argmax_of(const ops::TensorView& gathered, const ops::TensorView& ids, ops::Launch& launch) const override { from_candidates_.enqueue_argmax_of(gathered, ids, launch); }
+
  private:
+  void launch_argmax(const ArgmaxArgs& args, int64_t rows, ops::Launch& launch) const {
+    cuda_stream(launch.stream).launch(functions_.argmax, {.grid = {static_cast<unsigned>(rows)}, .block = {kThreads}}, args);
+  }
+
   ops::Sample::Problem problem_;
-  Function<SampleArgs> sample_;
-  Function<ArgmaxArgs> argmax_;
+  Functions functions_;
+  FromCandidates from_candidates_;
 };
 
 }  // namespace
@@ -72,9 +168,12 @@ ops::Verdict accepts(const ops::Sample::Problem& problem, const ops::DeviceTrait
 }
 
 Result<std::unique_ptr<ops::Sample::Kernel>> make(const ops::Sample::Problem& problem, ops::Device& device) {
-  ASSIGN_OR_RETURN(const auto sample, cuda_device(device).function<SampleArgs>("sample", "sample"));
-  ASSIGN_OR_RETURN(const auto argmax, cuda_device(device).function<ArgmaxArgs>("sample", "argmax"));
-  return std::unique_ptr<ops::Sample::Kernel>(std::make_unique<SampleKernel>(problem, sample, argmax));
+  SampleKernel::Functions functions;
+  ASSIGN_OR_RETURN(functions.sample, cuda_device(device).function<SampleArgs>("sample", "sample"));
+  ASSIGN_OR_RETURN(functions.candidates, cuda_device(device).function<SampleArgs>("sample", "sample_candidates"));
+  ASSIGN_OR_RETURN(functions.argmax, cuda_device(device).function<ArgmaxArgs>("sample", "argmax"));
+  ASSIGN_OR_RETURN(const FromCandidates from_candidates, FromCandidates::make(device));
+  return std::unique_ptr<ops::Sample::Kernel>(std::make_unique<SampleKernel>(problem, functions, from_candidates));
 }
 
 }  // namespace plain

@@ -33,6 +33,12 @@ __device__ inline uint64_t wanted_weight(float top_p, uint64_t all) {
   const double part = ceil(static_cast<double>(top_p) * static_cast<double>(all));
   return part < 1 ? 1 : static_cast<uint64_t>(part);
 }
+/// Whether top-k leaves out any token.
+__device__ inline bool limits_k(const SampleArgs& args, const ops::SlotSampling& p) { return p.top_k > 0 && p.top_k < args.num_tokens; }
+__device__ inline void give_best(const ArgmaxArgs& args, unsigned row, uint64_t best) {
+  if (args.ids != nullptr) args.ids[row] = id_of(best);
+  if (args.keys != nullptr) args.keys[row] = best;
+}
 /// Below this logit min-p drops a token.
 __device__ inline float lowest_logit(const ops::SlotSampling& p, float best) {
   return p.min_p > 0.0f ? __fadd_rn(best, __fmul_rn(p.temperature, static_cast<float>(log(static_cast<double>(p.min_p))))) : -INFINITY;

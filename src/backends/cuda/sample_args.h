@@ -13,8 +13,9 @@ struct SampleRecord {
 
 struct SampleArgs {
   int32_t vocab_size, num_tokens, k_max, drafts_stride;
+  int32_t first_id, end_id;  // of the logits
   const SampleRecord* runs;
-  float* logits;          // [., vocab_size]
+  float* logits;          // [., end_id - first_id]
   const uint32_t* masks;  // [., ceil(vocab_size / 32)]
   // By slot.
   ops::SlotSampling* params;
@@ -26,6 +27,10 @@ struct SampleArgs {
   int32_t *tokens, *sampled, *non_finite;
   float* logprobs;
   int32_t *logprob_ids, *chosen_rank;
+  // Of a vocabulary in parts.
+  int32_t num_candidates, num_parts;
+  uint64_t* candidates;      // [., 1 + num_candidates]
+  const uint64_t* gathered;  // [., num_parts, 1 + num_candidates]
   // Of the kernels in sample_sm90.cu.
   int32_t num_runs;
   int32_t* drawn;  // by row of logits
@@ -35,9 +40,17 @@ struct SampleArgs {
 /// run.
 inline constexpr int kSampleCluster = 8, kSampleSharedBytes = 54 << 10, kMaxSampleSlice = 42 << 10, kMaxSampleDraws = 64;
 
+/// The rows' best tokens, as ids or as keys.
 struct ArgmaxArgs {
-  const float* logits;  // [rows, vocab_size]
-  int32_t vocab_size, num_tokens;
+  const float* logits;          // [rows, width]
+  int32_t width, num_tokens;    // the first num_tokens of them have text
+  int32_t first_id;
+  int32_t* ids;                 // [rows], or null
+  uint64_t* keys;               // [rows], or null
+};
+struct ArgmaxOfArgs {
+  const uint64_t* gathered;  // [rows, num_parts]
+  int32_t num_rows, num_parts;
   int32_t* ids;
 };
 

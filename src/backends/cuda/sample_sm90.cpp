@@ -13,13 +13,11 @@ int64_t slice_of(int64_t vocab_size) { return (plain::blocks_for(vocab_size, kSa
 class SampleKernel final : public ops::Sample::Kernel {
  public:
   struct Functions {
-    Function<SampleArgs> draw, advance;
+    Function<SampleArgs> draw, advance, candidates;
     Function<ArgmaxArgs> argmax;
   };
-  SampleKernel(const ops::Sample::Problem& problem, const Functions& functions)
-      : problem_(problem),
-        functions_(functions),
-        shared_bytes_(kSampleSharedBytes + static_cast<unsigned>(slice_of(problem.vocab_size) * static_cast<int64_t>(sizeof(float)))) {}
+  SampleKernel(const ops::Sample::Problem& problem, const Functions& functions, const FromCandidates& from_candidates)
+      : problem_(problem), functions_(functions), from_candidates_(from_candidates) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return "cuda.sm90"; }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return static_cast<size_t>(max_rows) * sizeof(int32_t); }
@@ -32,34 +30,56 @@ class SampleKernel final : public ops::Sample::Kernel {
     CHECK(launch.workspace.size_bytes() >= workspace_bytes(num_rows));
     args.drawn = plain::address_or_null<int32_t>(launch.workspace);
     Stream& stream = cuda_stream(launch.stream);
-    stream.launch(functions_.draw,
-                  {.grid = {kSampleCluster, static_cast<unsigned>(num_rows)},
-                   .block = {kThreads},
-                   .shared_bytes = shared_bytes_,
-                   .cluster = {kSampleCluster},
-                   .programmatic = true},
-                  args);
+    stream.launch(functions_.draw, shape_for(num_rows, problem_.vocab_size), args);
     stream.launch(functions_.advance,
                   {.grid = {plain::blocks_for(args.num_runs, kRunsPerBlock)}, .block = {kRunsPerBlock}, .programmatic = true}, args);
   }
 
   void enqueue_argmax(const ops::TensorView& logits, const ops::TensorView& ids, ops::Launch& launch) const override {
     if (ids.empty()) return;
-    const ArgmaxArgs args{logits.data<float>(), static_cast<int32_t>(problem_.vocab_size), static_cast<int32_t>(problem_.num_tokens),
-                          ids.data<int32_t>()};
-    cuda_stream(launch.stream)
-        .launch(functions_.argmax,
-                {.grid = {kSampleCluster, static_cast<unsigned>(ids.shape[0])},
-                 .block = {kThreads},
-                 .cluster = {kSampleCluster},
-                 .programmatic = true},
-                args);
+    ArgmaxArgs args = argmax_args(problem_, logits, 0);
+    args.ids = ids.data<int32_t>();
+    launch_argmax(args, ids.shape[0], launch);
   }
 
+  void enqueue_candidates(const ops::TensorView& runs, const ops::TensorView& logits, int32_t first_id, int32_t num_candidates, const ops::TensorView& masks,
+                          const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::TensorView& candidates, ops::Launch& launch) const override {
+    if (runs.empty() || logits.empty()) return;
+    const SampleArgs args = candidate_args(problem_, runs, logits, first_id, num_candidates, masks, sampler, slots, candidates);
+    cuda_stream(launch.stream).launch(functions_.candidates, shape_for(logits.shape[0], logits.shape[1]), args);
+  }
+
+  void enqueue_drawing(const ops::TensorView& runs, const ops::TensorView& gathered, int32_t num_candidates, const ops::SamplerTables& sampler, const ops::SlotTables& slots,
+                       const ops::SampleOutput& out, ops::Launch& launch) const override {
+    from_candidates_.enqueue_drawing(problem_, runs, gathered, num_candidates, sampler, slots, out, launch);
+  }
+
+  void enqueue_argmax_candidates(const ops::TensorView& logits, int32_t first_id, const ops::TensorView& keys, ops::Launch& launch) const override {
+    if (keys.empty()) return;
+    ArgmaxArgs args = argmax_args(problem_, logits, first_id);
+    args.keys = keys.data<uint64_t>();
+    launch_argmax(args, keys.shape[0], launch);
+  }
+
+  void enqueue_argmax_of(const ops::TensorView& gathered, const ops::TensorView& ids, ops::Launch& launch) const override { from_candidates_.enqueue_argmax_of(gathered, ids, launch); }
+
  private:
+  /// A cluster for each of `rows` rows of `width` logits.
+  static LaunchShape shape_for(int64_t rows, int64_t width) {
+    return {.grid = {kSampleCluster, static_cast<unsigned>(rows)},
+            .block = {kThreads},
+            .shared_bytes = kSampleSharedBytes + static_cast<unsigned>(slice_of(width) * static_cast<int64_t>(sizeof(float))),
+            .cluster = {kSampleCluster},
+            .programmatic = true};
+  }
+  void launch_argmax(const ArgmaxArgs& args, int64_t rows, ops::Launch& launch) const {
+    cuda_stream(launch.stream)
+        .launch(functions_.argmax, {.grid = {kSampleCluster, static_cast<unsigned>(rows)}, .block = {kThreads}, .cluster = {kSampleCluster}, .programmatic = true}, args);
+  }
+
   ops::Sample::Problem problem_;
   Functions functions_;
-  unsigned shared_bytes_;
+  FromCandidates from_candidates_;
 };
 
 }  // namespace
@@ -82,7 +102,9 @@ Result<std::unique_ptr<ops::Sample::Kernel>> make(const ops::Sample::Problem& pr
   ASSIGN_OR_RETURN(functions.draw, gpu.function<SampleArgs>("sample_sm90", "sample_draw", kMostSharedBytes));
   ASSIGN_OR_RETURN(functions.advance, gpu.function<SampleArgs>("sample_sm90", "sample_advance"));
   ASSIGN_OR_RETURN(functions.argmax, gpu.function<ArgmaxArgs>("sample_sm90", "sample_argmax"));
-  return std::unique_ptr<ops::Sample::Kernel>(std::make_unique<SampleKernel>(problem, functions));
+  ASSIGN_OR_RETURN(functions.candidates, gpu.function<SampleArgs>("sample_sm90", "sample_candidates_sm90", kMostSharedBytes));
+  ASSIGN_OR_RETURN(const FromCandidates from_candidates, FromCandidates::make(device));
+  return std::unique_ptr<ops::Sample::Kernel>(std::make_unique<SampleKernel>(problem, functions, from_candidates));
 }
 
 }  // namespace quern::cuda::sm90

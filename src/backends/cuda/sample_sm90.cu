@@ -62,7 +62,8 @@ __device__ T* at_rank(T* own, int rank) {
 /// A block's eighth of a row. A thread has the same elements in every loop.
 struct Slice {
   float* values;  // transformed; -infinity: not allowed
-  int begin, groups, vocab_size;
+  int begin, groups;      // its first id, and how many times four of them
+  int first_id, end_id;   // of the row
 
   template <class F>
   __device__ void each(F&& f) const {
@@ -85,14 +86,14 @@ struct Slice {
   }
   /// Begins to copy; what stands behind the row's end is unknown.
   __device__ void fetch(const float* row) const {
-    const bool aligned = vocab_size % 4 == 0;
+    const bool aligned = (end_id - first_id) % 4 == 0;
     for (int group = static_cast<int>(threadIdx.x); group < groups; group += kThreads) {
       const int id = begin + 4 * group;
       if (aligned) {
-        if (id < vocab_size) copy_async(values + 4 * group, row + id);
+        if (id < end_id) copy_async(values + 4 * group, row + (id - first_id));
       } else {
         for (int i = 0; i < 4; ++i)
-          if (id + i < vocab_size) values[4 * group + i] = row[id + i];
+          if (id + i < end_id) values[4 * group + i] = row[id + i - first_id];
       }
     }
     commit_copies();
@@ -332,21 +333,24 @@ __device__ __noinline__ Selected select(const Slice& slice, const Level& first, 
   return {s.answer, s.answer_weight};
 }
 
-/// The token drawn, in every thread of the cluster; -1: a logit is not finite, or no token is allowed.
-__device__ int draw_token(const Slice& slice, const SampleArgs& args, const SampleRecord& run, int64_t index, const Transforms& transforms,
-                          Cluster& c) {
+/// The best token of a row that was fetched and is now transformed, in every thread of the cluster; 0: none is allowed.
+struct Prepared {
+  uint64_t first;
+  bool finite;
+};
+__device__ Prepared prepare(const Slice& slice, const SampleArgs& args, const Transforms& transforms, Cluster& c) {
   const ops::SlotSampling& p = *transforms.params;
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = static_cast<int>(threadIdx.x), last = min(args.num_tokens, slice.end_id);
   await_copies<0>();
   bool finite = true;
   const auto check = [&](float x, int id) {
-    finite = finite && (id >= args.vocab_size || (__float_as_uint(x) & 0x7fffffffu) < 0x7f800000u);
+    finite = finite && (id >= slice.end_id || (__float_as_uint(x) & 0x7fffffffu) < 0x7f800000u);
   };
   const bool biased = p.num_logit_bias > 0;
   if (biased) {
     slice.each(check);
     __syncthreads();
-    const int count = min(p.num_logit_bias, ops::kMaxLogitBias), end = min(slice.begin + 4 * slice.groups, args.num_tokens);
+    const int count = min(p.num_logit_bias, ops::kMaxLogitBias), end = min(slice.begin + 4 * slice.groups, last);
     for (int i = 0; i < count; ++i) {  // one thread an id, which may be named twice
       const int id = p.bias_ids[i];
       if (id >= slice.begin && id < end && id % kThreads == thread) slice.values[id - slice.begin] += p.bias_values[i];
@@ -357,7 +361,7 @@ __device__ int draw_token(const Slice& slice, const SampleArgs& args, const Samp
   Part mine{};
   slice.change([&](float x, int id) {
     if (!biased) check(x, id);
-    if (id >= args.num_tokens) return -INFINITY;
+    if (id >= last) return -INFINITY;
     if (any) x = transforms.apply(x, id);
     const uint64_t key = key_of(x, id);
     if (x != -INFINITY && key > mine.key) mine.key = key;
@@ -366,21 +370,40 @@ __device__ int draw_token(const Slice& slice, const SampleArgs& args, const Samp
   mine.finite = __syncthreads_and(finite) != 0 ? 1 : 0;
   mine.key = block_max(mine.key, c.s);
   const Part* parts = c.gather(mine);
-  const uint64_t first = largest(parts);
-  for (int r = 0; r < kCluster; ++r) finite = finite && parts[r].finite != 0;
+  Prepared prepared{largest(parts), true};
+  for (int r = 0; r < kCluster; ++r) prepared.finite = prepared.finite && parts[r].finite != 0;
+  return prepared;
+}
+
+/// The best score and its token of those with the key `lowest_key`, and the logit `lowest`, or better; `first` is one of them.
+__device__ uint64_t gumbel_key(const Slice& slice, const ops::SlotSampling& p, int64_t index, uint64_t first, uint64_t lowest_key, float lowest, Cluster& c) {
+  GumbelDraw draw{ops::draw_key(p.seed, index), p.temperature};
+  draw.offer(logit_of(first), id_of(first));  // most others have no chance against it
+  slice.each([&](float x, int id) {
+    if (x != -INFINITY && x >= lowest && key_of(x, id) >= lowest_key) draw.offer(x, id);
+  });
+  Part mine{};
+  mine.key = block_max(draw.drawn, c.s);
+  return largest(c.gather(mine));
+}
+
+/// The token drawn, in every thread of the cluster; -1: a logit is not finite, or no token is allowed.
+__device__ int draw_token(const Slice& slice, const SampleArgs& args, int64_t index, const Transforms& transforms, Cluster& c) {
+  const ops::SlotSampling& p = *transforms.params;
+  const auto [first, finite] = prepare(slice, args, transforms, c);
   if (!finite || first == 0) return -1;
   if (p.temperature < kGreedyBelow) return id_of(first);
 
   const float best = logit_of(first);
   uint64_t lowest_key = 0;
-  const bool limits_k = p.top_k > 0 && p.top_k < args.num_tokens, limits_p = p.top_p < 1.0f;
-  if (limits_k || limits_p) {
+  const bool limited_k = limits_k(args, p), limits_p = p.top_p < 1.0f;
+  if (limited_k || limits_p) {
     const Level level{best, kBinsPerNat / fmaxf(1.0f, p.temperature)};
     count_bins(slice, level, limits_p, p.temperature, c);
     uint64_t all = 0;
     for (int r = 0; r < kCluster; ++r) all += c.s.totals[r].weight;
     bool refilled = false;
-    if (limits_k) {
+    if (limited_k) {
       const Selected last = select(slice, level, false, static_cast<uint64_t>(p.top_k), limits_p, p.temperature, c, refilled);
       lowest_key = last.key;
       if (last.key != 0) all = last.weight;
@@ -391,14 +414,7 @@ __device__ int draw_token(const Slice& slice, const SampleArgs& args, const Samp
       lowest_key = last.key > lowest_key ? last.key : lowest_key;
     }
   }
-  const float lowest = lowest_logit(p, best);
-  GumbelDraw draw{ops::draw_key(p.seed, index), p.temperature};
-  draw.offer(best, id_of(first));  // most others have no chance against it
-  slice.each([&](float x, int id) {
-    if (x != -INFINITY && x >= lowest && key_of(x, id) >= lowest_key) draw.offer(x, id);
-  });
-  mine.key = block_max(draw.drawn, c.s);
-  return id_of(largest(c.gather(mine)));
+  return id_of(gumbel_key(slice, p, index, first, lowest_key, lowest_logit(p, best), c));
 }
 
 /// Log-probabilities of the whole raw row: the chosen token's, then the most likely ones'.
@@ -408,7 +424,7 @@ __device__ __noinline__ void write_logprobs(const Slice& slice, const SampleArgs
   const int thread = static_cast<int>(threadIdx.x);
   slice.fetch(raw);
   await_copies<0>();
-  slice.change([&](float x, int id) { return id >= args.vocab_size ? -INFINITY : x; });
+  slice.change([&](float x, int id) { return id >= slice.end_id ? -INFINITY : x; });
   Part mine{};
   slice.each([&](float x, int id) {
     const uint64_t key = key_of(x, id);
@@ -458,25 +474,19 @@ __device__ __noinline__ void write_logprobs(const Slice& slice, const SampleArgs
   }
 }
 
-__device__ Slice slice_of(float* memory, int vocab_size, int rank) {
-  const int groups = ((vocab_size + kCluster - 1) / kCluster + 3) / 4;
-  return {memory, rank * 4 * groups, groups, vocab_size};
+__device__ Slice slice_of(float* memory, int first_id, int end_id, int rank) {
+  const int groups = ((end_id - first_id + kCluster - 1) / kCluster + 3) / 4;
+  return {memory, first_id + rank * 4 * groups, groups, first_id, end_id};
 }
 
-}  // namespace
-
-/// blockIdx: (rank in the cluster, row of logits). The token of each row, -1 where it failed, goes to args.drawn.
-extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_draw(const __grid_constant__ SampleArgs args) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  Shared& s = *reinterpret_cast<Shared*>(memory);
+/// Begins to fetch the cluster's row, and finds whose draw it is: s.number and s.draw. False: nobody's.
+__device__ bool find_row(const SampleArgs& args, const Slice& slice, Shared& s) {
   const int thread = static_cast<int>(threadIdx.x), row = static_cast<int>(blockIdx.y);
-  Cluster c{s, static_cast<int>(blockIdx.x) % kCluster};
-  const Slice slice = slice_of(reinterpret_cast<float*>(memory + kSampleSharedBytes), args.vocab_size, c.rank);
   release_successor();
   if (thread == 0) s.number = -1;
   meet();  // from here on all blocks of the cluster are there
   await_predecessor();
-  slice.fetch(args.logits + int64_t{row} * args.vocab_size);
+  slice.fetch(args.logits + int64_t{row} * (slice.end_id - slice.first_id));
   for (int number = thread; number < args.num_runs; number += kThreads) {
     const SampleRecord run = args.runs[number];
     if (run.slot < 0 || run.first_logits_row < 0) continue;
@@ -486,11 +496,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_draw(const __gr
     s.draw = draw;
   }
   __syncthreads();
+  if (s.number >= 0) return true;
+  await_copies<0>();
+  return false;
+}
+
+}  // namespace
+
+/// blockIdx: (rank in the cluster, row of logits). The token of each row, -1 where it failed, goes to args.drawn.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_draw(const __grid_constant__ SampleArgs args) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  const int thread = static_cast<int>(threadIdx.x);
+  Cluster c{s, static_cast<int>(blockIdx.x) % kCluster};
+  const Slice slice = slice_of(reinterpret_cast<float*>(memory + kSampleSharedBytes), args.first_id, args.end_id, c.rank);
+  if (!find_row(args, slice, s)) return;
   const int number = s.number, draw = s.draw;
-  if (number < 0) {
-    await_copies<0>();
-    return;
-  }
   const SampleRecord run = args.runs[number];
   const Draws draws = draws_of(run);
   const int32_t* drafts = args.drafts + int64_t{run.slot} * args.drafts_stride;
@@ -504,13 +525,56 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_draw(const __gr
     const float* raw = args.logits + (int64_t{run.first_logits_row} + now) * args.vocab_size;
     if (now > draw) slice.fetch(raw);
     const Transforms transforms = transforms_of(args, run, now, in_turn ? s.before : drafts, now);
-    const int token = draw_token(slice, args, run, token_index(run, draws, args.cursor[run.slot], now), transforms, c);
+    const int token = draw_token(slice, args, token_index(run, draws, args.cursor[run.slot], now), transforms, c);
     if (c.rank == 0 && thread == 0) args.drawn[run.first_logits_row + now] = token;
     if (token < 0) break;
     if (transforms.params->num_logprobs >= 0)
       write_logprobs(slice, args, raw, token, transforms.params->num_logprobs, int64_t{number} * (args.k_max + 1) + now, c);
     if (in_turn && thread == 0) s.before[now] = token;
     __syncthreads();
+  }
+  meet();  // nobody's memory is read any more
+}
+
+/// blockIdx: (rank in the cluster, row of logits). Candidates of a part of the vocabulary.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_candidates_sm90(const __grid_constant__ SampleArgs args) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  const int thread = static_cast<int>(threadIdx.x);
+  Cluster c{s, static_cast<int>(blockIdx.x) % kCluster};
+  const Slice slice = slice_of(reinterpret_cast<float*>(memory + kSampleSharedBytes), args.first_id, args.end_id, c.rank);
+  if (!find_row(args, slice, s)) return;
+  const SampleRecord run = args.runs[s.number];
+  // The row is reached by the drafts before it alone.
+  const Transforms transforms = transforms_of(args, run, s.draw, args.drafts + int64_t{run.slot} * args.drafts_stride, s.draw);
+  const ops::SlotSampling& p = *transforms.params;
+  const Prepared prepared = prepare(slice, args, transforms, c);
+  const uint64_t first = prepared.finite ? prepared.first : 0;
+  uint64_t* out = args.candidates + int64_t{blockIdx.y} * (1 + args.num_candidates);
+  int count = first != 0 ? 1 : 0;
+  uint64_t only = first;
+  if (first != 0 && p.temperature >= kGreedyBelow) {
+    if (limits_k(args, p)) {
+      const Level level{logit_of(first), kBinsPerNat / fmaxf(1.0f, p.temperature)};
+      bool refilled = false;
+      count_bins(slice, level, false, p.temperature, c);
+      const uint64_t lowest = select(slice, level, false, static_cast<uint64_t>(p.top_k), false, p.temperature, c, refilled).key;
+      meet();  // all have read the list
+      count = list(slice, c, [&](float x, int id) { return key_of(x, id) >= lowest; });
+      only = 0;
+    } else {
+      only = gumbel_key(slice, p, token_index(run, draws_of(run), args.cursor[run.slot], s.draw), first, 0, -INFINITY, c);
+    }
+  }
+  if (c.rank == 0) {
+    if (thread == 0) out[0] = prepared.finite ? 1 : 0;
+    if (thread >= count && thread < args.num_candidates) out[1 + thread] = 0;
+    if (thread < count) {
+      const uint64_t key = only != 0 ? only : s.all[thread];
+      int larger = 0;
+      for (int i = 0; i < count && only == 0; ++i) larger += s.all[i] > key ? 1 : 0;
+      out[1 + larger] = key;
+    }
   }
   meet();  // nobody's memory is read any more
 }
@@ -559,12 +623,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_argmax(const __
   release_successor();
   meet();  // from here on all blocks of the cluster are there
   await_predecessor();
-  const float* row = args.logits + int64_t{blockIdx.y} * args.vocab_size;
-  const Slice slice = slice_of(nullptr, args.num_tokens, rank);
+  const float* row = args.logits + int64_t{blockIdx.y} * args.width;
+  const Slice slice = slice_of(nullptr, 0, args.num_tokens, rank);
   uint64_t mine = 0;
 #pragma unroll 8
-  for (int id = slice.begin + thread; id < min(slice.begin + 4 * slice.groups, args.num_tokens); id += kThreads) {
-    const uint64_t key = key_of(row[id], id);
+  for (int i = slice.begin + thread; i < min(slice.begin + 4 * slice.groups, args.num_tokens); i += kThreads) {
+    const uint64_t key = key_of(row[i], args.first_id + i);
     mine = key > mine ? key : mine;
   }
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -584,7 +648,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_argmax(const __
   meet();
   if (rank != 0 || thread != 0) return;
   for (int r = 0; r < kCluster; ++r) mine = all[r] > mine ? all[r] : mine;
-  args.ids[blockIdx.y] = id_of(mine);
+  give_best(args, blockIdx.y, mine);
 }
 
 }  // namespace quern::cuda
