@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -56,8 +57,11 @@ Result<TensorView> Staging::make_rows(DType dtype, int64_t rows, int64_t columns
     return view;
   }
   const int64_t rows_at_once = std::clamp(static_cast<int64_t>(kChunkBytes / row_bytes), int64_t{1}, rows);
+  // Larger than what malloc ever takes from memory that it keeps: a chunk that is freed is given back. Of what is not written no page is there.
+  constexpr size_t kAboveMalloc = size_t{1} << 20;
+  static_assert(kChunkBytes >= size_t{32} << 20);
   struct Chunk {
-    std::vector<std::byte> memory;
+    std::unique_ptr<std::byte[]> memory;
     std::optional<ops::Mark> read;  // passed when the stream has read it
   };
   std::array<Chunk, 2> chunks;
@@ -65,9 +69,9 @@ Result<TensorView> Staging::make_rows(DType dtype, int64_t rows, int64_t columns
     const int64_t count = std::min(rows_at_once, rows - row);
     Chunk& chunk = chunks[static_cast<size_t>(number) % chunks.size()];
     if (chunk.read) RETURN_IF_ERROR(stream_.wait(*chunk.read));
-    chunk.memory.resize(static_cast<size_t>(rows_at_once) * row_bytes);
-    write_rows(row, count, chunk.memory.data());
-    stream_.copy_to_device(chunk.memory.data(), TensorView{view.buffer, static_cast<size_t>(row) * row_bytes, dtype, {count, columns}});
+    if (!chunk.memory) chunk.memory = std::make_unique_for_overwrite<std::byte[]>(std::max(kChunkBytes, row_bytes) + kAboveMalloc);
+    write_rows(row, count, chunk.memory.get());
+    stream_.copy_to_device(chunk.memory.get(), TensorView{view.buffer, static_cast<size_t>(row) * row_bytes, dtype, {count, columns}});
     chunk.read = stream_.mark();
   }
   RETURN_IF_ERROR(stream_.finish());

@@ -31,7 +31,7 @@ Result<void> write_checkpoint(const SynthOptions& options, const std::filesystem
 
   if (options.text_files) RETURN_IF_ERROR(write_text_files(out, parsed.vocab_size));
   const CheckpointPlan plan = plan_checkpoint(parsed, options, /*flattened=*/!config.contains("text_config"));
-  RETURN_IF_ERROR(write_safetensors(plan.files, out, options.num_threads));
+  RETURN_IF_ERROR(write_safetensors(plan.files, out, options.num_threads, options.holes));
   if (!plan.index.is_null()) RETURN_IF_ERROR(write_file(out / "model.safetensors.index.json", plan.index.dump(2)));
 
   const Json quantization = quantization_config(parsed, options);

@@ -37,6 +37,7 @@ struct SynthOptions {
   bool f32_gates = false;  // A_log and linear_attn.norm in f32, as one release has them
   bool text_files = true;  // tokenizer, chat template, generation_config
   uint64_t seed = 0;
+  bool holes = false;      // tensors of more than a megabyte are never written: files of the right size that take no disk, zeros in every matrix
   uint64_t shard_bytes = 5'000'000'000;
   int num_threads = 2;
 };

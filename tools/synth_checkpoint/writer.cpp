@@ -25,10 +25,12 @@ struct Chunk {
 
 }  // namespace
 
-Result<void> write_safetensors(const std::vector<PlannedFile>& files, const std::filesystem::path& folder, int num_threads) {
+Result<void> write_safetensors(const std::vector<PlannedFile>& files, const std::filesystem::path& folder, int num_threads, bool holes) {
+  constexpr size_t kSmallestHole = 1'000'000;
+  const auto is_hole = [&](const PlannedTensor& tensor) { return holes && tensor.size_bytes() > kSmallestHole; };
   uint64_t needed = 0;
   for (const PlannedFile& file : files)
-    for (const PlannedTensor& tensor : file.tensors) needed += tensor.size_bytes();
+    for (const PlannedTensor& tensor : file.tensors) needed += is_hole(tensor) ? 0 : tensor.size_bytes();
   RETURN_IF_ERROR(weights::check_disk_space(folder, needed));
   std::deque<weights::SafetensorsWriter> outputs;
   std::vector<Chunk> chunks;
@@ -40,6 +42,11 @@ Result<void> write_safetensors(const std::vector<PlannedFile>& files, const std:
     const weights::SafetensorsWriter& output = outputs.emplace_back(std::move(opened));
     for (size_t i = 0; i < file.tensors.size(); ++i) {
       const PlannedTensor& tensor = file.tensors[i];
+      if (is_hole(tensor)) {  // the file is as long as it says, also where it ends in one
+        const std::byte last{};
+        RETURN_IF_ERROR(output.write(i, tensor.size_bytes() - 1, {&last, 1}));
+        continue;
+      }
       const auto at_once = static_cast<int64_t>(kChunkBytes / dtype_size(tensor.dtype));
       const int64_t elements = tensor.shape.num_elements();
       for (int64_t begin = 0; begin < elements; begin += at_once)

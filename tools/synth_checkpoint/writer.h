@@ -8,7 +8,8 @@
 
 namespace quern::tools {
 
-/// Writes the files into `folder`: threads make chunks of a few megabytes and put each at its place. Errors name file and cause.
-Result<void> write_safetensors(const std::vector<PlannedFile>& files, const std::filesystem::path& folder, int num_threads);
+/// Writes the files into `folder`: threads make chunks of a few megabytes and put each at its place. With `holes`, tensors of more than a megabyte are left out: zeros, for which the disk has no blocks.
+/// Errors name file and cause.
+Result<void> write_safetensors(const std::vector<PlannedFile>& files, const std::filesystem::path& folder, int num_threads, bool holes = false);
 
 }  // namespace quern::tools
