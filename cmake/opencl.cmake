@@ -32,6 +32,7 @@ endif()
 
 # Compiles the programs of a list (programs.txt) for both chips and adds their archives and the table of them to a target. Behind the list stand the sources that they are made of.
 function(quern_program_binaries target list)
+  get_filename_component(sources "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../src" ABSOLUTE)
   set(folder "${CMAKE_CURRENT_BINARY_DIR}/program_binaries")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${list}")
   set(declarations "")
@@ -51,8 +52,8 @@ function(quern_program_binaries target list)
       set(archive "${folder}/${name}.ar")
       add_custom_command(
         OUTPUT "${archive}"
-        COMMAND "${QUERN_OCLOC}" compile -q -exclude_ir -file "${CMAKE_CURRENT_SOURCE_DIR}/opencl/${unit}.cl" -device "${QUERN_XE2_CHIPS}" -out_dir "${folder}" -output "${name}.ar"
-                -options "-I ${PROJECT_SOURCE_DIR}/src -cl-fp32-correctly-rounded-divide-sqrt ${definitions}"
+        COMMAND "${QUERN_OCLOC}" compile -q -exclude_ir -file "${sources}/backends/opencl/${unit}.cl" -device "${QUERN_XE2_CHIPS}" -out_dir "${folder}" -output "${name}.ar"
+                -options "-I ${sources} -cl-fp32-correctly-rounded-divide-sqrt ${definitions}"
         DEPENDS ${ARGN}
         COMMENT "Compiling ${name} for ${QUERN_XE2_CHIPS}"
         VERBATIM)

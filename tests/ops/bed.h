@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <numbers>
 #include <span>
@@ -143,10 +144,10 @@ class Bed {
   std::vector<std::unique_ptr<Buffer>> buffers_;
 };
 
-/// Kernels of that candidate made so far; main() demands some, so that no fast path hides behind plain.
-inline int& num_kernels_under_test() {
-  static int count = 0;
-  return count;
+/// Kernels of that candidate made so far, by op; main() demands some, so that no fast path hides behind plain.
+inline std::map<std::string_view, int>& kernels_under_test() {
+  static std::map<std::string_view, int> counts;
+  return counts;
 }
 
 /// The candidate under test where the op has it and it takes the problem, else plain.
@@ -164,7 +165,7 @@ std::unique_ptr<typename Op::Kernel> make_kernel(Bed& bed, const typename Op::Pr
     ADD_FAILURE() << Op::kName << " has no candidate for the problem";
     return nullptr;
   }
-  if (chosen->name == candidate_under_test()) ++num_kernels_under_test();
+  if (chosen->name == candidate_under_test()) ++kernels_under_test()[Op::kName];
   return chosen->make(problem, bed.device()).value();
 }
 

@@ -2,10 +2,28 @@
 
 #include "ops/bed.h"
 
-// Runs the tests of ops with one candidate (QUERN_TEST_CANDIDATE) and fails if it was never chosen. Exit code 77: the machine lacks its device or instructions.
+// Runs the tests of ops with one candidate (QUERN_TEST_CANDIDATE) and fails if it was never chosen; with QUERN_TEST_ALL_OPS also if it was not for one of the ops that have
+// it. Exit code 77: the machine lacks its device or instructions.
+
+namespace {
+
+using namespace quern;
+
+/// The ops that have the candidate, of which no test has made a kernel.
+template <class... Ops>
+std::string ops_not_tested(const ops::KernelTable& table, const std::string& candidate) {
+  std::string names;
+  const auto look_at = [&](std::string_view op, const auto& candidates) {
+    for (const auto& c : candidates)
+      if (c.name == candidate && ops::testing::kernels_under_test().count(op) == 0) names += fmt::format(" {}", op);
+  };
+  (look_at(Ops::kName, table.list<Ops>().candidates()), ...);
+  return names;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
-  using namespace quern;
   ::testing::InitGoogleMock(&argc, argv);
   const std::string candidate = ops::testing::candidate_under_test();
   const auto device = ops::testing::open_device_under_test();
@@ -26,6 +44,13 @@ int main(int argc, char** argv) {
   }
   const int failed = RUN_ALL_TESTS();
   const bool whole = ::testing::GTEST_FLAG(filter) == "*";
-  std::printf("%d kernels of %s were under test\n", ops::testing::num_kernels_under_test(), candidate.c_str());
-  return failed != 0 || (whole && ops::testing::num_kernels_under_test() == 0) ? 1 : 0;
+  int num_kernels = 0;
+  for (const auto& [op, count] : ops::testing::kernels_under_test()) num_kernels += count;
+  std::printf("%d kernels of %s were under test\n", num_kernels, candidate.c_str());
+  std::string missing;
+  if (std::getenv("QUERN_TEST_ALL_OPS") != nullptr)
+    missing = ops_not_tested<ops::Embed, ops::AttnIn, ops::Attention, ops::GdnIn, ops::GdnMix, ops::OutResidual, ops::MlpIn, ops::DownResidual, ops::MtpIn, ops::Head, ops::Sample,
+                             ops::DraftRows, ops::StateCopy, ops::Combine>(backends::kernel_table(traits.platform), candidate);
+  if (!missing.empty()) std::printf("FAILED: no test has made a kernel of %s for%s\n", candidate.c_str(), missing.c_str());
+  return failed != 0 || !missing.empty() || (whole && num_kernels == 0) ? 1 : 0;
 }

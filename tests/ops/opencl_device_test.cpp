@@ -203,6 +203,7 @@ TEST(OpenClBinaries, AreOfDeclaredProgramsWhereTheBuildHadACompiler) {
   for (const opencl::ProgramBinary& program : opencl::program_binaries()) {
     EXPECT_TRUE(declared.contains({program.unit, program.definitions})) << program.unit << " " << program.definitions;
     EXPECT_TRUE(program.bytes.starts_with("!<arch>\n")) << program.unit << " " << program.definitions;
+    for (const char* chip : {"64.20.1.0/", "64.20.2.0/"}) EXPECT_THAT(program.bytes, HasSubstr(chip)) << program.unit << " " << program.definitions;
   }
   if (opencl::program_binaries().empty()) GTEST_SKIP() << "this build has no machine code for Xe2: CMake found no ocloc";
   EXPECT_EQ(opencl::program_binaries().size(), declared.size());

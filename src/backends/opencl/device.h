@@ -35,20 +35,32 @@ struct Context {
   Context& operator=(const Context&) = delete;
 };
 
-/// Memory of one device. The host sees it only where the device is inspectable; between launches it is mapped then.
+class FirstError;
+
+/// Memory of one device. The host sees it only where the device is inspectable: it is mapped then, until work is enqueued that uses it, and mapped again for who asks for
+/// its address, which waits for that work. Used by one thread.
 class Buffer final : public ops::Buffer {
  public:
   Buffer(std::shared_ptr<Context> context, MemoryObject* handle, std::byte* host, size_t size_bytes);
   ~Buffer() override;
-  [[nodiscard]] std::byte* address() const override { return host_; }
+  [[nodiscard]] std::byte* address() const override {
+    if (lent_to_ != nullptr) take_back();
+    return host_;
+  }
   [[nodiscard]] size_t size_bytes() const override { return size_bytes_; }
   [[nodiscard]] MemoryObject* handle() const { return handle_; }
+  /// Hands what the host sees to work that is enqueued next. `error` learns what goes wrong with it.
+  void lend(QueueObject* queue, const std::shared_ptr<FirstError>& error) const;
 
  private:
+  void take_back() const;
+
   std::shared_ptr<Context> context_;
   MemoryObject* handle_;
-  std::byte* host_;
+  std::byte* host_;  // null: the host does not see it
   size_t size_bytes_;
+  mutable QueueObject* lent_to_ = nullptr;
+  mutable std::shared_ptr<FirstError> error_;
 };
 
 /// A place in a Buffer as kernels take it: two parameters, the memory and an offset in bytes (PLACE in numeric.clh). No buffer: a null pointer.
@@ -74,7 +86,7 @@ struct LaunchShape {
 };
 
 struct DeviceOptions {
-  /// For tests that read and write tensors with the host's pointers: memory is host memory, mapped except during launches, and every launch is awaited.
+  /// For tests that read and write tensors with the host's pointers: memory is host memory, and who asks for its address waits for the launches that use it.
   bool inspectable = false;
   /// For tests: the device says that it is an Arc Pro B60, and kernels for its matrix units are built with these spelled out (xe2.clh). Needs sub-groups of 16.
   bool emulates_xe2 = false;
@@ -83,7 +95,7 @@ struct DeviceOptions {
   std::function<void(std::string_view unit, std::string& source)> edit_source = {};
   /// For tests: machine code of a program instead of this build's, which only Xe2 takes; empty: none.
   std::function<std::string_view(std::string_view unit, std::string_view definitions)> binary = {};
-  /// Where built programs are kept; empty: nowhere.
+  /// Where built programs are kept; empty: nowhere. The default is nowhere for PoCL, which keeps them itself.
   std::string program_cache = default_program_cache();
 
   /// $XDG_CACHE_HOME/quern/opencl or ~/.cache/quern/opencl

@@ -58,6 +58,7 @@ inline constexpr uint32_t kVendorIntel = 0x8086;
   X(context_release, "clReleaseContext", Status, (ContextObject * context))                                                                                             \
   X(queue_create, "clCreateCommandQueueWithProperties", QueueObject*,                                                                                                   \
     (ContextObject * context, DeviceObject * device, const uint64_t* properties, Status* status))                                                                       \
+  X(queue_retain, "clRetainCommandQueue", Status, (QueueObject * queue))                                                                                                \
   X(queue_release, "clReleaseCommandQueue", Status, (QueueObject * queue))                                                                                              \
   X(buffer_create, "clCreateBuffer", MemoryObject*, (ContextObject * context, uint64_t flags, size_t size, void* host, Status* status))                                  \
   X(memory_release, "clReleaseMemObject", Status, (MemoryObject * memory))                                                                                              \

@@ -1,7 +1,5 @@
 #include "backends/opencl/stream.h"
 
-#include <algorithm>
-
 namespace quern::opencl {
 
 namespace {
@@ -47,21 +45,6 @@ bool Stream::succeeded(Status status, const char* what) {
   return false;
 }
 
-void Stream::lend(const Buffer* buffer) {
-  if (!inspectable_ || buffer == nullptr || buffer->handle() == nullptr || std::find(lent_.begin(), lent_.end(), buffer) != lent_.end()) return;
-  lent_.push_back(buffer);
-  succeeded(context_->driver.unmap(queue_, buffer->handle(), buffer->address(), 0, nullptr, nullptr), "giving memory to the device");
-}
-
-void Stream::take_back() {
-  for (const Buffer* buffer : lent_) {
-    Status status = kSuccess;
-    context_->driver.map(queue_, buffer->handle(), kTrue, kMapRead | kMapWrite, 0, buffer->size_bytes(), 0, nullptr, nullptr, &status);
-    succeeded(status, "work");
-  }
-  lent_.clear();
-}
-
 bool Stream::begin_launch(const Function& kernel, const LaunchShape& shape) {
   if (failed() || shape.groups[0] == 0 || shape.groups[1] == 0 || shape.groups[2] == 0) return false;
   launching_ = kernel.handle;
@@ -93,7 +76,6 @@ void Stream::enqueue_launch(const Function& kernel, const LaunchShape& shape) {
   else
     last_launch_.store(kernel.name, std::memory_order_relaxed);
   context_->num_launches.fetch_add(1, std::memory_order_relaxed);
-  take_back();
 }
 
 void Stream::copy_to_device(const void* source, const ops::TensorView& destination) {
@@ -101,7 +83,6 @@ void Stream::copy_to_device(const void* source, const ops::TensorView& destinati
   lend(buffer_of(destination));
   succeeded(context_->driver.write(queue_, buffer_of(destination)->handle(), kFalse, destination.offset_bytes, destination.size_bytes(), source, 0, nullptr, nullptr),
             "a copy to the device");
-  take_back();
 }
 
 void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
@@ -109,7 +90,6 @@ void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
   lend(buffer_of(source));
   succeeded(context_->driver.read(queue_, buffer_of(source)->handle(), kFalse, source.offset_bytes, source.size_bytes(), destination, 0, nullptr, nullptr),
             "a copy to the host");
-  take_back();
 }
 
 Event Stream::read(const ops::TensorView& source, void* destination, const Event* gate) {
@@ -120,7 +100,6 @@ Event Stream::read(const ops::TensorView& source, void* destination, const Event
   succeeded(context_->driver.read(queue_, buffer_of(source)->handle(), kFalse, source.offset_bytes, source.size_bytes(), destination, gate == nullptr ? 0 : 1,
                                   gate == nullptr ? nullptr : &waited, &event),
             "a copy to the host");
-  take_back();
   return {context_, event};
 }
 
@@ -132,7 +111,6 @@ Event Stream::write(const void* source, const ops::TensorView& destination, cons
   succeeded(context_->driver.write(queue_, buffer_of(destination)->handle(), kFalse, destination.offset_bytes, destination.size_bytes(), source, gate == nullptr ? 0 : 1,
                                    gate == nullptr ? nullptr : &waited, &event),
             "a copy to the device");
-  take_back();
   return {context_, event};
 }
 
@@ -155,7 +133,6 @@ void Stream::copy(const ops::TensorView& source, const ops::TensorView& destinat
   succeeded(context_->driver.copy(queue_, buffer_of(source)->handle(), buffer_of(destination)->handle(), source.offset_bytes, destination.offset_bytes, source.size_bytes(),
                                   0, nullptr, nullptr),
             "a copy");
-  take_back();
 }
 
 void Stream::fill_zero(const ops::TensorView& destination) {
@@ -167,7 +144,6 @@ void Stream::fill(const Place& place, const void* pattern, size_t pattern_bytes,
   if (failed() || place.buffer == nullptr) return;
   lend(place.buffer);
   succeeded(context_->driver.fill(queue_, place.buffer->handle(), pattern, pattern_bytes, place.offset_bytes, size_bytes, 0, nullptr, nullptr), "filling memory");
-  take_back();
 }
 
 Result<void> Stream::finish() {

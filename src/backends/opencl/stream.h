@@ -7,7 +7,6 @@
 #include <optional>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "backends/opencl/device.h"
 
@@ -60,7 +59,7 @@ class FirstError {
 /// the cards that we care for replay nothing, and a list kept by the host would save no launch.
 class Stream final : public ops::Stream {
  public:
-  Stream(std::shared_ptr<Context> context, QueueObject* queue, bool inspectable) : context_(std::move(context)), queue_(queue), inspectable_(inspectable) {}
+  Stream(std::shared_ptr<Context> context, QueueObject* queue) : context_(std::move(context)), queue_(queue) {}
   ~Stream() override;
 
   void copy_to_device(const void* source, const ops::TensorView& destination) override;
@@ -113,17 +112,16 @@ class Stream final : public ops::Stream {
   void set_bytes(const void* value, size_t size);
   void enqueue_launch(const Function& kernel, const LaunchShape& shape);
 
-  /// Hands an inspectable buffer to the device, and all of them back to the host.
-  void lend(const Buffer* buffer);
-  void take_back();
+  /// Before work that uses a buffer.
+  void lend(const Buffer* buffer) {
+    if (buffer != nullptr) buffer->lend(queue_, error_);
+  }
   /// Keeps the first failure; `what` names it.
   bool succeeded(Status status, const char* what);
   [[nodiscard]] bool failed() const { return error_->is_set(); }
 
   std::shared_ptr<Context> context_;
   QueueObject* queue_;
-  bool inspectable_;
-  std::vector<const Buffer*> lent_;
   KernelObject* launching_ = nullptr;
   uint32_t num_arguments_ = 0;
   Status argument_status_ = kSuccess;

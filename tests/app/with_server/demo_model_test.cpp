@@ -1,5 +1,6 @@
-// The shipped model answers its held-out questions on the CPU: tokenizer, scheduler, kernels and states judged together, on text.
+// The shipped model answers its held-out questions, on the CPU or QUERN_TEST_DEVICE: tokenizer, scheduler, kernels and states judged together, on text.
 
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 
@@ -96,6 +97,10 @@ class DemoModel : public ::testing::TestWithParam<QuestionFile> {
     options.tp_size = GetParam().tp_size;
     options.pp_size = GetParam().pp_size;
     options.num_threads = options.tp_size * options.pp_size == 1 ? 2 : 1;
+    if (const char* device = std::getenv("QUERN_TEST_DEVICE"); device != nullptr) {
+      if (options.tp_size * options.pp_size > 1) GTEST_SKIP() << "several ranks are tried on the CPU";
+      options.device = device;
+    }
     const auto plan = worker::make_plan(options);
     ASSERT_OK(plan);
     auto workers = worker::start_workers(*plan);
