@@ -32,7 +32,7 @@ inline constexpr std::array<int64_t, 6> kRowCounts = {0, 1, 3, 64, 65, 130};
 /// Heads of a GDN layer: nv / nk of 1, 2, 3 and maps that begin in the middle of a group (uneven tensor parallelism).
 struct GdnExtent {
   int64_t nk, nv, dk, dv;
-  std::array<int, 6> k_head;
+  std::array<int, 48> k_head;
 };
 inline constexpr std::array kGdnExtents = {
     GdnExtent{2, 6, 16, 16, {0, 0, 0, 1, 1, 1}},  // r = 3
@@ -42,6 +42,12 @@ inline constexpr std::array kGdnExtents = {
 };
 /// Heads of the model's size, three value heads to a key head.
 inline constexpr GdnExtent kGdnRealHeads{1, 3, 128, 128, {0, 0, 0}};
+/// All heads of a layer of Qwen3.6-27B.
+inline constexpr GdnExtent kGdnLayer = [] {
+  GdnExtent extent{16, 48, 128, 128, {}};
+  for (int head = 0; head < 48; ++head) extent.k_head[static_cast<size_t>(head)] = head / 3;
+  return extent;
+}();
 /// Sequence lengths around the 64-grid.
 inline constexpr std::array<int64_t, 6> kGdnLengths = {1, 63, 64, 65, 128, 200};
 

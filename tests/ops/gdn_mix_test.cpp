@@ -10,7 +10,7 @@ constexpr int64_t kMaxDrafts = 4, kSlots = 3;
 /// Inputs of one sequence's layer, the weights, and a device whose slots hold NaN but for a cleared state.
 class GdnBed {
  public:
-  GdnBed(const GdnExtent& extent, DType activation, DType ring, int threads = 2, int64_t max_length = 220)
+  GdnBed(const GdnExtent& extent, DType activation, DType ring, int threads = 2, int64_t max_length = 220, int64_t num_slots = kSlots)
       : extent_(extent), activation_(activation), bed_(threads) {
     problem_.num_k_heads = extent.nk;
     problem_.num_v_heads = extent.nv;
@@ -40,14 +40,14 @@ class GdnBed {
     packed_ = &bed_.packed(*kernel_);
     kernel_->pack({conv1d_, a_log_, dt_bias_, norm_}, *packed_, bed_.stream());
 
-    slots_ = make_slots(bed_, kSlots, kMaxDrafts, 1);
+    slots_ = make_slots(bed_, num_slots, kMaxDrafts, 1);
     const int64_t ring_length = 64 + kMaxDrafts + 1, window = 3 + kMaxDrafts + 1;
-    state_.state = bed_.tensor(DType::kF32, {kSlots, extent.nv, extent.dv, extent.dk});
-    state_.ring_k = bed_.tensor(ring_dtype(), {kSlots, ring_length, extent.nk, extent.dk});
-    state_.ring_u = bed_.tensor(ring_dtype(), {kSlots, ring_length, extent.nv, extent.dv});
-    state_.ring_g = bed_.tensor(DType::kF32, {kSlots, ring_length, extent.nv});
-    state_.conv_window = bed_.tensor(activation, {kSlots, window, channels_});
-    state_.boundary_columns = bed_.tensor(activation, {kSlots, 3, channels_});
+    state_.state = bed_.tensor(DType::kF32, {num_slots, extent.nv, extent.dv, extent.dk});
+    state_.ring_k = bed_.tensor(ring_dtype(), {num_slots, ring_length, extent.nk, extent.dk});
+    state_.ring_u = bed_.tensor(ring_dtype(), {num_slots, ring_length, extent.nv, extent.dv});
+    state_.ring_g = bed_.tensor(DType::kF32, {num_slots, ring_length, extent.nv});
+    state_.conv_window = bed_.tensor(activation, {num_slots, window, channels_});
+    state_.boundary_columns = bed_.tensor(activation, {num_slots, 3, channels_});
     clear(0);
   }
 
@@ -68,12 +68,12 @@ class GdnBed {
     kernel_->enqueue(step.rows, in, *packed_, state_, {ActivationLayout::kPlain, out, {}}, launch);
     return out;
   }
-  /// Prompt rows of several slots in one step: the next `rows` of each. Their outputs, one after the other.
-  std::vector<std::string> feed_prompts(const std::vector<std::pair<int64_t, int64_t>>& slot_and_rows) {
+  /// Committed rows of several slots in one step: the next `rows` of each. Their outputs, one after the other.
+  std::vector<std::string> feed_together(const std::vector<std::pair<int64_t, int64_t>>& slot_and_rows, RowKind kind = RowKind::kPrompt) {
     std::vector<int64_t> source;
     std::vector<RowRun> runs;
     for (const auto& [slot, rows] : slot_and_rows) {
-      runs.push_back({static_cast<int32_t>(slot), static_cast<int32_t>(source.size()), static_cast<int32_t>(rows), RowKind::kPrompt, true});
+      runs.push_back({static_cast<int32_t>(slot), static_cast<int32_t>(source.size()), static_cast<int32_t>(rows), kind, true});
       for (const int64_t token : range(cursor(slot), rows)) source.push_back(token);
     }
     const GdnInputs in{gather(qkv_, source), gather(z_, source), gather(b_, source), gather(a_, source)};
@@ -325,6 +325,36 @@ TEST(GdnMix, OfTheModelsHeadsMixesManyRunsAsIfAlone) {
   EXPECT_EQ(second, expected);
 }
 
+TEST(GdnMix, OfAWholeLayerMixesDecodeRowsOfManySlotsAsIfAlone) {
+  constexpr int64_t kMany = 17;  // so many that a GPU's blocks take several heads and sequences one after the other
+  const auto prompt_of = [](int64_t slot) { return 11 + 3 * slot; };
+  GdnBed together(kGdnLayer, DType::kBF16, DType::kF32, 2, 80, kMany);
+  std::vector<std::pair<int64_t, int64_t>> prompts;
+  for (int64_t slot = 0; slot < kMany; ++slot) {
+    together.clear(slot);
+    prompts.emplace_back(slot, prompt_of(slot));
+  }
+  together.feed_together(prompts);
+  constexpr std::array<int64_t, 6> kRounds = {1, 1, 3, 2, 4, 1};  // rows of every slot; the last ones pass a boundary
+  std::vector<std::string> outputs(kMany);
+  for (const int64_t rows : kRounds) {
+    std::vector<std::pair<int64_t, int64_t>> runs;
+    for (int64_t slot = 0; slot < kMany; ++slot) runs.emplace_back(slot, rows);
+    const std::vector<std::string> out = together.feed_together(runs, RowKind::kDecode);
+    for (size_t slot = 0; slot < out.size(); ++slot) outputs[slot] += out[slot];
+  }
+  for (const int64_t slot : {int64_t{0}, int64_t{8}, kMany - 1}) {
+    SCOPED_TRACE(fmt::format("slot {}", slot));
+    GdnBed alone(kGdnLayer, DType::kBF16, DType::kF32, 2, 80, 1);
+    alone.feed(0, prompt_of(slot), RowKind::kPrompt);
+    std::string expected;
+    for (const int64_t rows : kRounds)
+      for (int64_t i = 0; i < rows; ++i) expected += alone.feed(0, 1, RowKind::kDecode);
+    EXPECT_EQ(outputs[static_cast<size_t>(slot)], expected);
+    EXPECT_EQ(together.live_state(slot), alone.live_state(0));
+  }
+}
+
 TEST(GdnMix, OfTheModelsHeadsTakesPromptsThatBeginAndEndInsideAChunk) {
   for (const DType ring : {DType::kF32, DType::kBF16}) {
     GdnBed bed(kGdnRealHeads, DType::kBF16, ring);
@@ -384,13 +414,13 @@ TEST(GdnMix, OfTheModelsHeadsMixesPromptsOfSeveralSlotsAsIfAlone) {
   const size_t row_bytes = expected.size() / 130;
   together.clear(1);
   together.clear(2);
-  std::vector<std::string> first = together.feed_prompts({{0, 1}, {2, 1}, {1, 66}});
+  std::vector<std::string> first = together.feed_together({{0, 1}, {2, 1}, {1, 66}});
   EXPECT_EQ(first[0], expected.substr(0, row_bytes));
   EXPECT_EQ(first[1], expected.substr(0, row_bytes));
   EXPECT_EQ(first[2], expected.substr(0, 66 * row_bytes));
   GdnBed pairs(kGdnRealHeads, DType::kBF16, DType::kBF16);
   pairs.clear(2);
-  const std::vector<std::string> whole = pairs.feed_prompts({{2, 130}, {0, 130}});
+  const std::vector<std::string> whole = pairs.feed_together({{2, 130}, {0, 130}});
   EXPECT_EQ(whole[0], expected);
   EXPECT_EQ(whole[1], expected);
   EXPECT_EQ(pairs.live_state(2), alone.live_state(0));

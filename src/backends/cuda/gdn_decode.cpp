@@ -13,7 +13,7 @@ constexpr unsigned kThreads = 256;               // of gdn_decode.cu
 class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
   struct Functions {
-    Function<GdnArgs> decode_1, decode_4;  // rows at a time
+    Function<GdnArgs> decode_1, decode_4, alone_1, alone_4;  // rows at a time; alone: a block a multiprocessor
     int shared_bytes;
     bool overlap;  // programmatic dependent launch
   };
@@ -50,13 +50,14 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   }
 
  private:
-  /// A block a head while all are at work at the same time, else blocks that take the heads of a key head, one after the other.
+  /// A block a head while key heads would leave multiprocessors idle, else blocks that take the heads of a key head, one after the other.
   void launch_decode(Stream& stream, bool single_rows, GdnArgs& args) const {
     const int64_t runs = args.step.num_runs, blocks = kBlocks * num_sms_;
-    const bool apart = runs * problem_.num_v_heads <= blocks;
+    const bool apart = runs * problem_.num_k_heads < num_sms_, alone = runs * problem_.num_v_heads <= num_sms_;
+    const Function<GdnArgs>& function = single_rows ? (alone ? functions_.alone_1 : functions_.decode_1) : (alone ? functions_.alone_4 : functions_.decode_4);
     args.phases = apart ? kGdnHeadsApart : 0;
-    stream.launch(single_rows ? functions_.decode_1 : functions_.decode_4,
-                  {.grid = {static_cast<unsigned>(apart ? runs * problem_.num_v_heads : std::min(runs * problem_.num_k_heads, blocks))},
+    stream.launch(function,
+                  {.grid = {static_cast<unsigned>(std::min(runs * (apart ? problem_.num_v_heads : problem_.num_k_heads), blocks))},
                    .block = {kThreads},
                    .shared_bytes = static_cast<unsigned>(functions_.shared_bytes),
                    .programmatic = functions_.overlap},
@@ -78,16 +79,29 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
     ASSIGN_OR_RETURN(prompt, GdnPromptLauncher::create(problem, gpu));
   }
   GdnMixKernel::Functions functions;
-  const char *decode_1 = "gdn_decode_1_bf16", *decode_4 = "gdn_decode_4_bf16";
-  functions.shared_bytes = kGdnDecodeSharedBytesBF16;
-  if (problem.ring == DType::kF32) {
-    const bool staged = gpu.max_shared_bytes() >= kGdnDecodeSharedBytesF32;  // not on sm_86, sm_89 and sm_120
-    decode_1 = staged ? "gdn_decode_1_f32" : "gdn_decode_1_f32_unstaged";
-    decode_4 = staged ? "gdn_decode_4_f32" : "gdn_decode_4_f32_unstaged";
-    functions.shared_bytes = staged ? kGdnDecodeSharedBytesF32 : kGdnDecodeSharedBytesUnstaged;
+  const auto find = [&](Function<GdnArgs>& function, const char* name) -> Result<void> {
+    ASSIGN_OR_RETURN(function, gpu.function<GdnArgs>("gdn_decode", name, functions.shared_bytes));
+    return {};
+  };
+  if (problem.ring == DType::kBF16) {
+    functions.shared_bytes = kGdnDecodeSharedBytesBF16;
+    RETURN_IF_ERROR(find(functions.decode_1, "gdn_decode_1_bf16"));
+    RETURN_IF_ERROR(find(functions.decode_4, "gdn_decode_4_bf16"));
+    functions.alone_1 = functions.decode_1;
+    functions.alone_4 = functions.decode_4;
+  } else if (gpu.max_shared_bytes() >= kGdnDecodeSharedBytesF32) {
+    functions.shared_bytes = kGdnDecodeSharedBytesF32;
+    RETURN_IF_ERROR(find(functions.decode_1, "gdn_decode_1_f32"));
+    RETURN_IF_ERROR(find(functions.decode_4, "gdn_decode_4_f32"));
+    RETURN_IF_ERROR(find(functions.alone_1, "gdn_decode_1_f32_alone"));
+    RETURN_IF_ERROR(find(functions.alone_4, "gdn_decode_4_f32_alone"));
+  } else {  // sm_86, sm_89 and sm_120
+    functions.shared_bytes = kGdnDecodeSharedBytesUnstaged;
+    RETURN_IF_ERROR(find(functions.decode_1, "gdn_decode_1_f32_unstaged"));
+    RETURN_IF_ERROR(find(functions.decode_4, "gdn_decode_4_f32_unstaged"));
+    functions.alone_1 = functions.decode_1;
+    functions.alone_4 = functions.decode_4;
   }
-  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<GdnArgs>("gdn_decode", decode_1, functions.shared_bytes));
-  ASSIGN_OR_RETURN(functions.decode_4, gpu.function<GdnArgs>("gdn_decode", decode_4, functions.shared_bytes));
   functions.overlap = runs_code_for("90a", gpu.traits().architecture);
   return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu));
 }

@@ -1,12 +1,12 @@
 #include "backends/cuda/async.cuh"
 #include "backends/cuda/gdn_runs.cuh"
 
-// Decode and verify rows of heads of 128 x 128. A block takes a run and the value heads of a key head one after the other, or one of them alone
-// while there are few. A warp has 16 of a head's 128 columns to itself: their 8 KB of S and the ring's updates are copied to shared memory
-// while whatever comes before is computed, and as soon as it has been summed over them it asks for those of the next head, so that loads are
-// always under way. What the value heads have in common (q, k, and the products of earlier keys with both) is made once; a head takes one
-// barrier, for its norm. S is read once for up to 4 rows and written only when the 64 rows of a chunk are folded in. Every sum has an order
-// fixed by positions in the chunk: a row's bits are the same alone, as a draft row, and recomputed.
+// Decode and verify rows of heads of 128 x 128. A block takes a run and the value heads of a key head one after the other, or one of them
+// alone while there are few. A warp has 16 of a head's 128 columns to itself: their 8 KB of S and the ring's updates are copied to shared
+// memory while whatever comes before is computed, and as soon as it has been summed over them it asks for those of the next head, so that
+// loads are always under way. What the value heads have in common (q, k, and the products of earlier keys with both) is made once; a head
+// takes one barrier, for its norm. S is read once for up to 4 rows and written only when the 64 rows of a chunk are folded in. Every sum
+// has an order fixed by positions in the chunk: a row's bits are the same alone, as a draft row, and recomputed.
 //
 // Places are counted in 32 bits: 2^31 elements of a layer's states would be 8 GiB.
 
@@ -44,7 +44,8 @@ struct Batch {
   template <int kRows>
   __device__ static Batch at(const GdnArgs& g, const Job& job, int index) {
     const int base = index / kChunk * kChunk;
-    return {index, base, index - base, kRows == 1 ? 1 : min(min(kRows, job.end - index), base + kChunk - index), base % (kChunk + g.k_max + 1)};
+    return {index, base, index - base, kRows == 1 ? 1 : min(min(kRows, job.end - index), base + kChunk - index),
+            base % (kChunk + g.k_max + 1)};
   }
 };
 /// The row of the ring j after the one at `start`, of all slots' rows.
@@ -55,10 +56,12 @@ __device__ int ring_row(const GdnArgs& g, const Job& job, int start, int j) {
 
 /// What a warp reads of a head besides S and updates, on its way while the head before is computed: of its 16 columns, and G by position.
 template <int kRows>
-struct Inputs {
+struct alignas(16) Inputs {
   __nv_bfloat16 raw[kRows + 3][kColumns], z[kRows][kColumns];  // raw: of v, from the third before the first row on
   float taps[4][kColumns];
   float sums[kChunk];
+  uint32_t gates[2][kRows];  // the aligned words that hold b, a
+  float decay_rate, dt_bias;
 };
 
 /// kRows: taken at a time. kStaged: updates pass through shared memory, where there is as much.
@@ -67,12 +70,13 @@ struct Shared {
   float state[kWarps][kColumns][kDim];
   Ring updates[kWarps][kStaged ? kChunk : 0][kColumns];  // by position, pieces of 16 bytes permuted: update_piece
   Inputs<kRows> inputs[kWarps];
-  float k[kRows][kDim], q[kRows][kDim];    // k as the ring holds it
-  float2 dots[kRows][kChunk];              // by position: kj . k and kj . q
-  float squares[2][kRows][kWarps];         // of the outputs, of this head and the one before
-  Job next[2];                             // of the block, and its number
-  int next_number[2];
+  float k[kRows][kDim], q[kRows][kDim];  // k as the ring holds it
+  float2 dots[kRows][kChunk];            // by position: kj . k and kj . q
+  float squares[2][kRows][kWarps];       // of the outputs, of this head and the one before
+  Job jobs[3];                           // of the block: this one, the next, and the one before, which some warp may not have left
+  int numbers[3];
 };
+static_assert(sizeof(Inputs<1>) % 16 == 0 && sizeof(Inputs<4>) % 16 == 0);
 template <class Ring>
 constexpr int kUpdatePieces = kColumns * sizeof(Ring) / 16;  // of a position
 /// Where piece `i` of position j stands: lanes that read at the same time find different banks.
@@ -88,9 +92,13 @@ __device__ Ring* update_at(Shared<kRows, Ring, kStaged>& s, int warp, int j, int
 
 __device__ float4 four(const float* at) { return *reinterpret_cast<const float4*>(at); }
 __device__ float4 widened_four(uint2 bits) {
-  return {__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u), __uint_as_float(bits.y << 16), __uint_as_float(bits.y & 0xffff0000u)};
+  return {__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u), __uint_as_float(bits.y << 16),
+          __uint_as_float(bits.y & 0xffff0000u)};
 }
 __device__ float4 four(const __nv_bfloat16* at) { return widened_four(*reinterpret_cast<const uint2*>(at)); }
+/// Past L1, which is small beside so much shared memory and keeps what is read again.
+__device__ float4 four_once(const float* at) { return __ldcg(reinterpret_cast<const float4*>(at)); }
+__device__ float4 four_once(const __nv_bfloat16* at) { return widened_four(__ldcg(reinterpret_cast<const uint2*>(at))); }
 __device__ void put(float* at, float x) { *at = x; }
 __device__ void put(__nv_bfloat16* at, float x) { *at = __float2bfloat16_rn(x); }
 template <class Ring>
@@ -108,7 +116,9 @@ template <class Ring>
 __device__ float as_ring(float x) {
   return sizeof(Ring) == sizeof(float) ? x : round_to(DType::kBF16, x);
 }
-__device__ float dot(const float4& a, const float4& b, float sum) { return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum)))); }
+__device__ float dot(const float4& a, const float4& b, float sum) {
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
 /// As far as bf16 and the sums of f32 can tell; without the branches of an exact quotient.
 __device__ float fast_silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
 __device__ float silu_as_bf16(float x) { return round_to(DType::kBF16, fast_silu(x)); }
@@ -136,8 +146,8 @@ __device__ int find_job(const GdnArgs& g, int number, Job& job) {
     job.end_head = g.first_head[job.k_head + 1];
     job.keeps_keys = true;
     if (apart) {
-      // What the rows leave behind has places of its own, but for keys after a fold that other heads may still have to do, and for rows that
-      // are taken in turns: then the first head's block takes all heads.
+      // What the rows leave behind has places of its own, but for keys after a fold that other heads may still have to do, and for rows
+      // that are taken in turns: then the first head's block takes all heads.
       const bool is_first = part == job.head;
       const int rows = job.end - job.cursor;
       const bool in_turns = rows > min(kRows, g.k_max + 1) || (job.end - 1) / kChunk != job.cursor / kChunk;
@@ -154,10 +164,11 @@ __device__ int find_job(const GdnArgs& g, int number, Job& job) {
   return jobs;
 }
 
-/// Begins to copy the warp's columns of a head: of S, and of the updates of earlier positions. Those behind them, up to a half or the whole of
-/// the chunk, are zeros.
+/// Begins to copy the warp's columns of a head: of S, and of the updates of earlier positions. Those behind them, up to a half or the whole
+/// of the chunk, are zeros.
 template <int kRows, class Ring, bool kStaged>
-__device__ void begin_copies(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g, const Job& job, const Batch& batch, int head, int warp, int lane) {
+__device__ void begin_copies(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g, const Job& job, const Batch& batch, int head, int warp,
+                             int lane) {
   const int first = batch.first, rows = batch.rows, start = batch.start;
   const float* stored = g.state + ((job.slot * g.num_v_heads + head) * kDim + warp * kColumns) * kDim + 4 * lane;
 #pragma unroll
@@ -167,19 +178,25 @@ __device__ void begin_copies(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g, 
     const Ring* updates = static_cast<const Ring*>(g.ring_u) + head * kDim + warp * kColumns + lane % kPieces * kOfPiece;
 #pragma unroll 1
     for (int j = lane / kPieces; j < (first + rows > kChunk / 2 ? kChunk : kChunk / 2); j += kAtOnce)
-      copy_async(update_at(s, warp, j, lane % kPieces * kOfPiece), updates + ring_row(g, job, start, j) * (g.num_v_heads * kDim), j < first);
+      copy_async(update_at(s, warp, j, lane % kPieces * kOfPiece), updates + ring_row(g, job, start, j) * (g.num_v_heads * kDim),
+                 j < first);
   }
   commit_copies();
 }
 
+/// Where b and a of row r stand.
+__device__ int gate_at(const GdnArgs& g, const Job& job, const Batch& batch, int head, int r) {
+  return (job.first_row + batch.index - job.cursor + min(r, batch.rows - 1)) * g.num_v_heads + head;
+}
+/// The element at an odd or even place of the word that holds it.
+__device__ float of_word(uint32_t word, bool upper) { return __uint_as_float(upper ? word & 0xffff0000u : word << 16); }
 /// Begins to copy the warp's inputs of a head.
 template <int kRows>
 __device__ void begin_inputs(Inputs<kRows>& in, const GdnArgs& g, const Job& job, const Batch& batch, int head, int warp, int lane) {
   constexpr int kRaw = 2 * (kRows + 3), kZ = 2 * kRows, kTaps = 16;  // pieces of 16 bytes
   const int keys = g.num_k_heads * kDim, channels = 2 * keys + g.num_v_heads * kDim, column = head * kDim + warp * kColumns;
-#pragma unroll
-  for (int first = 0; first < kRaw + kZ + kTaps; first += 32) {
-    const int piece = first + lane;
+#pragma unroll 1
+  for (int piece = lane; piece < kRaw + kZ + kTaps; piece += 32) {
     if (piece < kRaw) {
       const int index = max(batch.index - 3 + min(piece / 2, batch.rows + 2), 0);
       copy_async(&in.raw[piece / 2][piece % 2 * 8], job.columns(g, index, 2 * keys + column + piece % 2 * 8));
@@ -193,19 +210,18 @@ __device__ void begin_inputs(Inputs<kRows>& in, const GdnArgs& g, const Job& job
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    if (const int j = lane + 32 * half; j < batch.first) copy_word_async(&in.sums[j], g.ring_g + ring_row(g, job, batch.start, j) * g.num_v_heads + head);
+    if (const int j = lane + 32 * half; j < batch.first)
+      copy_word_async(&in.sums[j], g.ring_g + ring_row(g, job, batch.start, j) * g.num_v_heads + head);
+  if (lane < 2 * kRows) {
+    const auto* gates = static_cast<const __nv_bfloat16*>(lane < kRows ? g.b : g.a);
+    copy_word_async(
+        &in.gates[lane / kRows][lane % kRows],
+        reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(gates + gate_at(g, job, batch, head, lane % kRows)) & ~uintptr_t{3}));
+  } else if (lane < 2 * kRows + 2) {
+    copy_word_async(lane == 2 * kRows ? &in.decay_rate : &in.dt_bias, (lane == 2 * kRows ? g.decay : g.dt_bias) + head);
+  }
   commit_copies();
 }
-/// b and a of row `lane`, and what they meet.
-struct Gates {
-  __nv_bfloat16 b, a;
-  float decay_rate, dt_bias;
-};
-__device__ Gates gates_of(const GdnArgs& g, const Job& job, const Batch& batch, int head, int lane) {
-  const int at = (job.first_row + batch.index - job.cursor + min(lane, batch.rows - 1)) * g.num_v_heads + head;
-  return {static_cast<const __nv_bfloat16*>(g.b)[at], static_cast<const __nv_bfloat16*>(g.a)[at], g.decay[head], g.dt_bias[head]};
-}
-
 /// Halves the values that a lane holds: of each pair one is added up here, the other in the lane at `distance`.
 template <int kWidth, int kCount>
 __device__ void halve(float (&values)[kCount], int lane, int distance) {
@@ -224,11 +240,11 @@ __device__ float transposed_sum(float (&values)[8], int lane) {
   return values[0];
 }
 
-/// S <- e^G64 S + sum_j e^(G64 - Gj) uj kj^T for the warp's columns, in `mine` and, where it is given, at `stored`. `sums`: G of the positions
-/// lane and lane + 32. Keys from position `own` on are in shared memory.
+/// S <- e^G64 S + sum_j e^(G64 - Gj) uj kj^T for the warp's columns, in `mine` and, where it is given, at `stored`. `sums`: G of the
+/// positions lane and lane + 32. Keys from position `own` on are in shared memory.
 template <class Ring>
-__device__ void fold(const GdnArgs& g, const Job& job, int head, int start, const float (&sums)[2], const float* own_keys, int own, float* mine, float* stored, int warp,
-                     int lane) {
+__device__ void fold(const GdnArgs& g, const Job& job, int head, int start, const float (&sums)[2], const float* own_keys, int own,
+                     float* mine, float* stored, int warp, int lane) {
   const float total = __shfl_sync(kAllLanes, sums[1], 31), decay = expf(total);
   const float factors[2] = {expf(total - sums[0]), expf(total - sums[1])};
   constexpr int kPart = 8;  // columns at a time
@@ -243,7 +259,8 @@ __device__ void fold(const GdnArgs& g, const Job& job, int head, int start, cons
 #pragma unroll 2
     for (int j = 0; j < kChunk; ++j) {
       const int row = ring_row(g, job, start, j);
-      const float4 k = j < own ? four(static_cast<const Ring*>(g.ring_k) + (row * g.num_k_heads + job.k_head) * kDim + 4 * lane) : four(own_keys + (j - own) * kDim + 4 * lane);
+      const float4 k = j < own ? four(static_cast<const Ring*>(g.ring_k) + (row * g.num_k_heads + job.k_head) * kDim + 4 * lane)
+                               : four(own_keys + (j - own) * kDim + 4 * lane);
       const Ring* us = static_cast<const Ring*>(g.ring_u) + (row * g.num_v_heads + head) * kDim + warp * kColumns + part;
       const float factor = __shfl_sync(kAllLanes, j < 32 ? factors[0] : factors[1], j % 32);
 #pragma unroll
@@ -276,7 +293,8 @@ __device__ void keep_columns(const GdnArgs& g, const Job& job) {
   const int new_boundary = (job.committed ? job.end : job.cursor) / kChunk * kChunk;
   for (int item = static_cast<int>(threadIdx.x); item < all; item += kThreads) {
     const int part = (item - values) / (kDim / 8);
-    const int channel = item < values ? 2 * keys + job.head * kDim + 8 * item : part * keys + job.k_head * kDim + (item - values) % (kDim / 8) * 8;
+    const int channel =
+        item < values ? 2 * keys + job.head * kDim + 8 * item : part * keys + job.k_head * kDim + (item - values) % (kDim / 8) * 8;
     if (new_boundary > job.boundary)
 #pragma unroll
       for (int c = 0; c < 3; ++c)
@@ -296,24 +314,23 @@ __device__ void decode(const GdnArgs& g) {
   // Eight lanes share a place: a column of S, a row of the ring. Of sums over them, lane `phase` keeps one.
   const int group = lane / 8, phase = lane % 8;
   const int my_column = 4 * group + phase / 2, column = warp * kColumns + my_column;  // whose sums the lane keeps:
-  const bool has_q = phase % 2 == 1;                                                 // those with q, or those with k
+  const bool has_q = phase % 2 == 1;                                                  // those with q, or those with k
   float* mine = &s.state[warp][0][0];
   Inputs<kRows>& in = s.inputs[warp];
   const int keys = g.num_k_heads * kDim, channels = 2 * keys + g.num_v_heads * kDim, jobs = jobs_of(g);
   const float norm_weight = g.norm[column], q_scale = rsqrtf(static_cast<float>(kDim));
 
-  Job job;
-  int number = find_job<kRows>(g, static_cast<int>(blockIdx.x), job);
+  int turn = 0, place = 0;  // of the head, of the job
+  if (thread == kFinder) s.numbers[0] = find_job<kRows>(g, static_cast<int>(blockIdx.x), s.jobs[0]);
+  __syncthreads();
   // State, ring and window are of the step before: they are read while the projections before this kernel still run.
-  if (number < jobs) {
-    const Batch batch = Batch::at<kRows>(g, job, job.cursor);
-    begin_copies(s, g, job, batch, job.head, warp, lane);
-  }
-  if (thread == 0) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  if (s.numbers[0] < jobs) begin_copies(s, g, s.jobs[0], Batch::at<kRows>(g, s.jobs[0], s.jobs[0].cursor), s.jobs[0].head, warp, lane);
+  if (thread == kFinder) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   release_successor();
-  int turn = 0, odd = 0;  // of the head and of the job
-  while (number < jobs) {
-    if (thread == kFinder) s.next_number[odd] = find_job<kRows>(g, number + static_cast<int>(gridDim.x), s.next[odd]);
+  while (s.numbers[place] < jobs) {
+    const int next = place == 2 ? 0 : place + 1;
+    const Job& job = s.jobs[place];
+    if (thread == kFinder) s.numbers[next] = find_job<kRows>(g, s.numbers[place] + static_cast<int>(gridDim.x), s.jobs[next]);
     int boundary = job.boundary;
     // Columns that nobody reads any more are kept at once.
     const bool keeps_at_once = job.end - job.cursor <= g.k_max + 1 && (job.committed ? job.end : job.cursor) / kChunk * kChunk <= boundary;
@@ -330,7 +347,7 @@ __device__ void decode(const GdnArgs& g) {
         const int j = 32 * half + 8 * group + warp;
         const Ring* at = static_cast<const Ring*>(g.ring_k) + (ring_row(g, job, start, j) * g.num_k_heads + job.k_head) * kDim + 4 * phase;
 #pragma unroll
-        for (int m = 0; m < 4; ++m) earlier[half][m] = j < first ? four(at + 32 * m) : float4{0, 0, 0, 0};
+        for (int m = 0; m < 4; ++m) earlier[half][m] = j < first ? four_once(at + 32 * m) : float4{0, 0, 0, 0};
       }
       // After the conv: the warps 2 r and 2 r + 1 have k and q of row r, a lane four channels.
       const int r_conv = warp / 2;
@@ -341,13 +358,15 @@ __device__ void decode(const GdnArgs& g) {
       if (r_conv < rows)
 #pragma unroll
         for (int tap = 0; tap < 4; ++tap)
-          if (const int at = max(index + r_conv - 3 + tap, 0); at < job.cursor) raw[tap] = *reinterpret_cast<const uint2*>(job.columns(g, at, channel));
+          if (const int at = max(index + r_conv - 3 + tap, 0); at < job.cursor)
+            raw[tap] = __ldcg(reinterpret_cast<const uint2*>(job.columns(g, at, channel)));
       await_predecessor();
       if (r_conv < rows)
 #pragma unroll
         for (int tap = 0; tap < 4; ++tap) {
           taps[tap] = four(g.conv + tap * channels + channel);
-          if (const int at = max(index + r_conv - 3 + tap, 0); at >= job.cursor) raw[tap] = *reinterpret_cast<const uint2*>(job.columns(g, at, channel));
+          if (const int at = max(index + r_conv - 3 + tap, 0); at >= job.cursor)
+            raw[tap] = __ldcg(reinterpret_cast<const uint2*>(job.columns(g, at, channel)));
         }
       begin_inputs(in, g, job, batch, job.head, warp, lane);
       if (r_conv < rows) {
@@ -365,7 +384,6 @@ __device__ void decode(const GdnArgs& g) {
         if (keeps_at_once && job.keeps_keys) *reinterpret_cast<uint2*>(window_at(g, job, index + r_conv, channel)) = raw[3];
       }
       __syncthreads();
-      Gates gates = gates_of(g, job, batch, job.head, lane);
 
       // Along earlier keys and those of the rows themselves.
 #pragma unroll
@@ -395,7 +413,7 @@ __device__ void decode(const GdnArgs& g) {
       }
       __syncthreads();
 
-      const bool goes_on = s.next_number[odd] < jobs;
+      const bool goes_on = s.numbers[next] < jobs;
       const int row = job.first_row + index - job.cursor;
       for (int head = job.head; head < job.end_head; ++head, turn ^= 1) {
         float* stored = g.state + ((job.slot * g.num_v_heads + head) * kDim + warp * kColumns) * kDim;
@@ -403,7 +421,8 @@ __device__ void decode(const GdnArgs& g) {
           const int old_start = boundary % (kChunk + g.k_max + 1);
           float old_sums[2];
 #pragma unroll
-          for (int half = 0; half < 2; ++half) old_sums[half] = g.ring_g[ring_row(g, job, old_start, lane + 32 * half) * g.num_v_heads + head];
+          for (int half = 0; half < 2; ++half)
+            old_sums[half] = g.ring_g[ring_row(g, job, old_start, lane + 32 * half) * g.num_v_heads + head];
           await_copies<0>();
           __syncwarp();
           fold<Ring>(g, job, head, old_start, old_sums, nullptr, kChunk, mine, stores_fold ? stored : nullptr, warp, lane);
@@ -413,8 +432,10 @@ __device__ void decode(const GdnArgs& g) {
         else
           await_copies<1>();  // inputs come first
         __syncwarp();
-        const float my_beta = round_to(DType::kBF16, __fdividef(1.0f, 1.0f + expf(-__bfloat162float(gates.b)))),
-                    my_step = __fmul_rn(gates.decay_rate, softplus(__bfloat162float(gates.a) + gates.dt_bias));  // of row `lane`
+        const int my_row = min(lane, kRows - 1);
+        const bool upper = gate_at(g, job, batch, head, my_row) % 2 == 1;
+        const float my_beta = round_to(DType::kBF16, __fdividef(1.0f, 1.0f + expf(-of_word(in.gates[0][my_row], upper)))),
+                    my_step = __fmul_rn(in.decay_rate, softplus(of_word(in.gates[1][my_row], upper) + in.dt_bias));  // of row `lane`
         float total = first > 0 ? in.sums[first - 1] : 0.0f, my_total = 0, y[kRows];
 #pragma unroll 1
         for (int r = 0; r < rows; ++r) {
@@ -462,7 +483,8 @@ __device__ void decode(const GdnArgs& g) {
               if constexpr (kStaged)
                 u = four(update_at(s, warp, j, 4 * group));
               else if (j < position)
-                u = four(static_cast<const Ring*>(g.ring_u) + (ring_row(g, job, start, j) * g.num_v_heads + head) * kDim + warp * kColumns + 4 * group);
+                u = four(static_cast<const Ring*>(g.ring_u) + (ring_row(g, job, start, j) * g.num_v_heads + head) * kDim + warp * kColumns +
+                         4 * group);
               const float all[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
               for (int i = 0; i < 4; ++i) {
@@ -493,9 +515,8 @@ __device__ void decode(const GdnArgs& g) {
         if (head + 1 < job.end_head) {
           begin_inputs(in, g, job, batch, head + 1, warp, lane);
           begin_copies(s, g, job, batch, head + 1, warp, lane);
-          gates = gates_of(g, job, batch, head + 1, lane);
         } else if (index + rows == job.end && goes_on) {
-          begin_copies(s, g, s.next[odd], Batch::at<kRows>(g, s.next[odd], s.next[odd].cursor), s.next[odd].head, warp, lane);
+          begin_copies(s, g, s.jobs[next], Batch::at<kRows>(g, s.jobs[next], s.jobs[next].cursor), s.jobs[next].head, warp, lane);
         }
         __syncthreads();
 #pragma unroll
@@ -505,13 +526,15 @@ __device__ void decode(const GdnArgs& g) {
 #pragma unroll
           for (int w = 0; w < kWarps; ++w) sum += s.squares[turn][r][w];
           const float scale = rsqrtf(sum / static_cast<float>(kDim) + g.eps);
-          if (has_q) static_cast<__nv_bfloat16*>(g.out)[((row + r) * g.num_v_heads + head) * kDim + column] = __float2bfloat16_rn(y[r] * scale);
+          if (has_q)
+            static_cast<__nv_bfloat16*>(g.out)[((row + r) * g.num_v_heads + head) * kDim + column] = __float2bfloat16_rn(y[r] * scale);
         }
         if (thread < rows) g.ring_g[ring_row(g, job, start, first + thread) * g.num_v_heads + head] = my_total;
       }
       // No head reads what these overwrite any more.
       if (const int r = warp / 2; job.keeps_keys && warp % 2 == 0 && r < rows)
-        put_four(static_cast<Ring*>(g.ring_k) + (ring_row(g, job, start, first + r) * g.num_k_heads + job.k_head) * kDim + 4 * lane, four(&s.k[r][4 * lane]));
+        put_four(static_cast<Ring*>(g.ring_k) + (ring_row(g, job, start, first + r) * g.num_k_heads + job.k_head) * kDim + 4 * lane,
+                 four(&s.k[r][4 * lane]));
       if (batch.base > boundary && stores_fold) boundary = batch.base;
       if (ends_chunk) boundary = batch.base + kChunk;
       index += rows;
@@ -523,24 +546,28 @@ __device__ void decode(const GdnArgs& g) {
       }
     }
     if (!keeps_at_once) keep_columns(g, job);
-    job = s.next[odd];
-    number = s.next_number[odd];
-    odd ^= 1;
+    place = next;
   }
   await_predecessor();
 }
 
 }  // namespace
 
-static_assert(sizeof(Shared<4, float, true>) <= kGdnDecodeSharedBytesF32 && sizeof(Shared<4, __nv_bfloat16, true>) <= kGdnDecodeSharedBytesBF16);
+static_assert(sizeof(Shared<4, float, true>) <= kGdnDecodeSharedBytesF32 &&
+              sizeof(Shared<4, __nv_bfloat16, true>) <= kGdnDecodeSharedBytesBF16);
 static_assert(sizeof(Shared<4, float, false>) <= kGdnDecodeSharedBytesUnstaged);
 
-// Rows at a time, and the ring's dtype.
-extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_1_f32(const __grid_constant__ GdnArgs g) { decode<1, float, true>(g); }
-extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_4_f32(const __grid_constant__ GdnArgs g) { decode<4, float, true>(g); }
-extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_1_f32_unstaged(const __grid_constant__ GdnArgs g) { decode<1, float, false>(g); }
-extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_4_f32_unstaged(const __grid_constant__ GdnArgs g) { decode<4, float, false>(g); }
-extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_1_bf16(const __grid_constant__ GdnArgs g) { decode<1, __nv_bfloat16, true>(g); }
-extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_decode_4_bf16(const __grid_constant__ GdnArgs g) { decode<4, __nv_bfloat16, true>(g); }
+// Rows at a time, and the ring's dtype. Alone: the only block on its multiprocessor has registers to spare, and a spill is what takes long
+// in a small launch.
+#define QUERN_GDN_DECODE(name, blocks, rows, ring, staged) \
+  extern "C" __global__ void __launch_bounds__(kThreads, blocks) name(const __grid_constant__ GdnArgs g) { decode<rows, ring, staged>(g); }
+QUERN_GDN_DECODE(gdn_decode_1_f32, 2, 1, float, true)
+QUERN_GDN_DECODE(gdn_decode_4_f32, 2, 4, float, true)
+QUERN_GDN_DECODE(gdn_decode_1_f32_alone, 1, 1, float, true)
+QUERN_GDN_DECODE(gdn_decode_4_f32_alone, 1, 4, float, true)
+QUERN_GDN_DECODE(gdn_decode_1_f32_unstaged, 1, 1, float, false)
+QUERN_GDN_DECODE(gdn_decode_4_f32_unstaged, 1, 4, float, false)
+QUERN_GDN_DECODE(gdn_decode_1_bf16, 2, 1, __nv_bfloat16, true)
+QUERN_GDN_DECODE(gdn_decode_4_bf16, 2, 4, __nv_bfloat16, true)
 
 }  // namespace quern::cuda
