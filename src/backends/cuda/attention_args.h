@@ -2,6 +2,7 @@
 
 #include "backends/cuda/linear_args.h"
 #include "backends/cuda/step_tables.h"
+#include "backends/cuda/tensor_map.h"
 
 namespace quern::cuda {
 
@@ -47,9 +48,15 @@ struct AttentionArgs {
   float* parts;          // [rows from first_decode_row on, num_q_heads, max_parts, head_dim + 2]: weighted values, maximum, sum
 };
 
+/// A launch of the kernels in attention_prompt_sm90.cu.
+struct AttentionPromptArgs {
+  AttentionArgs attention;
+  TensorMap k, v;  // of a bf16 cache: [4 images of 64 columns, num_blocks * num_kv_heads * 64 rows, 64]; a box is all images of 64 rows
+};
+
 /// Dynamic shared memory of the kernels in attention_mma.cu, and the rows of a prompt tile.
 inline constexpr int kDecodeSharedBytes1 = 100 << 10, kDecodeSharedBytes2 = 132 << 10, kPromptSharedBytes = 192 << 10,
                      kPromptTileRows = 128;
-inline constexpr int kPromptSharedBytes90 = (192 << 10) + 64;  // of attention_prompt_sm90.cu
+inline constexpr int kPromptSharedBytes90 = (224 << 10) + 128;  // of attention_prompt_sm90.cu
 
 }  // namespace quern::cuda

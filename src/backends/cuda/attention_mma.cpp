@@ -17,13 +17,29 @@ constexpr size_t kPartsBytes = size_t{64} << 20;  // where the parts of long dec
 constexpr int64_t kMaxSplits = 64;
 constexpr int64_t kPartTiles = ops::kKvSplit / ops::kGrid;
 
+/// How attention_prompt_sm90.cu reads keys or values, bf16 [num_blocks, num_kv_heads, 64, 256]: a block of 64 rows as images of 64 columns.
+TensorMap cache_map(Stream& stream, const ops::TensorView& cache) {
+  constexpr uint64_t kImageColumns = 64, kImageBytes = kImageColumns * sizeof(uint16_t), kImages = kHeadDim / kImageColumns;
+  const uint64_t extents[] = {kImageColumns, static_cast<uint64_t>(cache.shape[0] * cache.shape[1] * cache.shape[2]), kImages};
+  const uint64_t strides[] = {kHeadDim * sizeof(uint16_t), kImageBytes};
+  const uint32_t box[] = {kImageColumns, static_cast<uint32_t>(ops::kGrid), kImages}, steps[] = {1, 1, 1};
+  TensorMap map{};
+  const Driver& driver = stream.context()->driver;
+  if (const Status status = driver.tensor_map_tiled(&map, kTensorBfloat16, 3, cache.data<void>(), extents, strides, box, steps, kTensorNoInterleave, kSwizzle128,
+                                                    kPromotionL2_256, kFillZeros);
+      status != kSuccess)
+    stream.fail(make_error(ErrorCode::kInternal, "{}: no tensor map of the KV cache: {}", stream.context()->device_name, driver.describe(status)));
+  return map;
+}
+
 class AttentionKernel final : public ops::Attention::Kernel {
  public:
   struct Functions {
     std::string_view arithmetic;
-    Function<AttentionArgs> decode_1, decode_2, merge, prompt;
-    LaunchShape prompt_shape;  // but for the grid
-    bool overlap = false;      // clusters, and programmatic dependent launch
+    Function<AttentionArgs> decode_1, decode_2, merge;
+    Function<AttentionArgs> prompt;            // of attention_mma.cu, or
+    Function<AttentionPromptArgs> prompt_90;  // of attention_prompt_sm90.cu
+    bool overlap = false;                      // clusters, and programmatic dependent launch
   };
   AttentionKernel(const ops::Attention::Problem& problem, const Functions& functions, std::unique_ptr<ops::Buffer> kv_head, int num_sms)
       : problem_(problem), functions_(functions), kv_head_(std::move(kv_head)), num_sms_(num_sms) {
@@ -68,9 +84,16 @@ class AttentionKernel final : public ops::Attention::Kernel {
       unsigned tiles = 0;
       for (const ops::RowRun& run : rows.runs)
         if (run.kind == ops::RowKind::kPrompt) tiles += plain::blocks_for(run.num_rows, kPromptTileRows);
-      LaunchShape shape = functions_.prompt_shape;
-      shape.grid = {tiles, q_heads};
-      stream.launch(functions_.prompt, shape, args);
+      if (functions_.prompt_90.handle == nullptr) {
+        stream.launch(functions_.prompt, {.grid = {tiles, q_heads}, .block = {kThreads}, .shared_bytes = kPromptSharedBytes}, args);
+        return;
+      }
+      AttentionPromptArgs prompt{.attention = args, .k = {}, .v = {}};
+      if (kv.k.dtype == DType::kBF16) {
+        prompt.k = cache_map(stream, kv.k);
+        prompt.v = cache_map(stream, kv.v);
+      }
+      stream.launch(functions_.prompt_90, {.grid = {q_heads, tiles}, .block = {kThreads90}, .shared_bytes = kPromptSharedBytes90}, prompt);
     }
   }
 
@@ -82,16 +105,20 @@ class AttentionKernel final : public ops::Attention::Kernel {
   int64_t largest_group_ = 0;
 };
 
-/// With the prompt kernel `prompt` of `unit`.
-Result<std::unique_ptr<ops::Attention::Kernel>> make_kernel(const ops::Attention::Problem& problem, ops::Device& device, std::string_view arithmetic,
-                                                            std::string_view unit, const char* prompt, const LaunchShape& prompt_shape) {
+Result<std::unique_ptr<ops::Attention::Kernel>> make_kernel(const ops::Attention::Problem& problem, ops::Device& device, bool hopper) {
   CHECK(std::ssize(problem.kv_head) == problem.num_q_heads);
   Device& gpu = cuda_device(device);
-  AttentionKernel::Functions functions{.arithmetic = arithmetic, .decode_1 = {}, .decode_2 = {}, .merge = {}, .prompt = {}, .prompt_shape = prompt_shape};
+  AttentionKernel::Functions functions{
+      .arithmetic = hopper ? "cuda.sm90.attention.bf16" : "cuda.mma.bf16", .decode_1 = {}, .decode_2 = {}, .merge = {}, .prompt = {}, .prompt_90 = {}};
   ASSIGN_OR_RETURN(functions.decode_1, gpu.function<AttentionArgs>("attention_mma", "attention_decode_1", kDecodeSharedBytes1));
   ASSIGN_OR_RETURN(functions.decode_2, gpu.function<AttentionArgs>("attention_mma", "attention_decode_2", kDecodeSharedBytes2));
   ASSIGN_OR_RETURN(functions.merge, gpu.function<AttentionArgs>("attention_mma", "attention_merge"));
-  ASSIGN_OR_RETURN(functions.prompt, gpu.function<AttentionArgs>(unit, prompt, static_cast<int>(prompt_shape.shared_bytes)));
+  if (hopper) {
+    const char* name = problem.kv == DType::kE4M3 ? "attention_prompt_e4m3_sm90" : "attention_prompt_bf16_sm90";
+    ASSIGN_OR_RETURN(functions.prompt_90, gpu.function<AttentionPromptArgs>("attention_prompt_sm90", name, kPromptSharedBytes90));
+  } else {
+    ASSIGN_OR_RETURN(functions.prompt, gpu.function<AttentionArgs>("attention_mma", "attention_prompt", kPromptSharedBytes));
+  }
   functions.overlap = runs_code_for("90a", gpu.traits().architecture);
   ASSIGN_OR_RETURN(auto kv_head, gpu.upload(problem.kv_head, "the attention's head map"));
   return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, functions, std::move(kv_head), gpu.num_sms()));
@@ -113,7 +140,7 @@ ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTr
 }
 
 Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Problem& problem, ops::Device& device) {
-  return make_kernel(problem, device, "cuda.mma.bf16", "attention_mma", "attention_prompt", {.block = {kThreads}, .shared_bytes = kPromptSharedBytes});
+  return make_kernel(problem, device, false);
 }
 
 }  // namespace mma
@@ -126,8 +153,7 @@ ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTr
 }
 
 Result<std::unique_ptr<ops::Attention::Kernel>> make(const ops::Attention::Problem& problem, ops::Device& device) {
-  return make_kernel(problem, device, "cuda.sm90.attention.bf16", "attention_prompt_sm90", "attention_prompt_sm90",
-                     {.block = {kThreads90}, .shared_bytes = kPromptSharedBytes90});
+  return make_kernel(problem, device, true);
 }
 
 }  // namespace sm90

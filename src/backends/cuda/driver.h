@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "backends/cuda/tensor_map.h"
 #include "base/result.h"
 
 // The CUDA driver, opened at run time: the same program runs on machines without it. Types, constants and functions are declared here in our own words, so that
@@ -54,10 +55,6 @@ struct LaunchConfig {
   unsigned num_attributes;
 };
 
-/// What the tensor memory accelerator needs to know of one tensor; passed to kernels by value.
-struct alignas(128) TensorMap {
-  uint64_t opaque[16];
-};
 inline constexpr int kTensorUint8 = 0, kTensorUint16 = 1, kTensorUint32 = 2, kTensorFloat32 = 7, kTensorBfloat16 = 9;
 inline constexpr int kTensorNoInterleave = 0;
 inline constexpr int kSwizzleNone = 0, kSwizzle32 = 1, kSwizzle64 = 2, kSwizzle128 = 3;
