@@ -153,7 +153,7 @@ OptionGroup engine_group(ModelOptions& o) {
                to_integer(o.prefix_cache.snapshot_interval, 64, kMaxInt)},
               {"--speculative-config", "JSON",
                R"(Guess tokens ahead: {"method": "mtp", "num_speculative_tokens": 3} where the model has the head (default), "ngram", or "none")",
-               to_speculation(o.speculation)},
+               to_speculation(o.speculation, o.worker.draft_head)},
           }};
 }
 

@@ -22,6 +22,8 @@ std::string memory_table(const worker::ExecutionPlan& plan) {
   };
   row("weights", memory.weights_bytes, "packed");
   row("workspace", memory.workspace_bytes, fmt::format("{} rows a step", limits.max_rows));
+  if (memory.message_bytes > 0) row("messages", memory.message_bytes, "between ranks");
+  if (memory.driver_bytes > 0) row("driver, code, graphs", memory.driver_bytes, "not allocated by quern");
   row("recurrent state", memory.state_bytes, fmt::format("{} sequences", limits.num_slots));
   row("rings, conv windows", memory.ring_bytes);
   row("sampler", memory.sampler_bytes);
@@ -42,7 +44,7 @@ std::string rank_table(const worker::ExecutionPlan& plan) {
     const worker::MemoryPlan& memory = rank.memory;
     fmt::format_to(std::back_inserter(text), "  {:<4}{:<14}{:>8}{:>12}{:>14}{:>12}{:>12}{:>16}\n", rank.shard.rank(), rank.device,
                    fmt::format("{}-{}", rank.shard.layers.begin, rank.shard.layers.end - 1), format_bytes(memory.weights_bytes),
-                   format_bytes(memory.total_bytes() - memory.weights_bytes - memory.workspace_bytes), format_bytes(memory.total_bytes()), format_bytes(memory.budget_bytes),
+                   format_bytes(memory.total_bytes() - memory.allocated_before()), format_bytes(memory.total_bytes()), format_bytes(memory.budget_bytes),
                    format_bytes(static_cast<uint64_t>(rank.decode_bytes_per_token)));
   }
   return text + "\n";
@@ -75,8 +77,8 @@ std::string expected_decode(const worker::ExecutionPlan& plan) {
 std::string plan_as_text(const worker::ExecutionPlan& plan) {
   std::string text = fmt::format("{} on {} ({})\n", plan.config.name, plan.options.device, plan.traits.name);
   auto out = std::back_inserter(text);
-  fmt::format_to(out, "activations {}, KV {}, ring {}, MTP head {}\n\n", dtype_name(plan.activation), dtype_name(plan.kv),
-                 dtype_name(plan.ring), plan.with_mtp ? "present" : "absent");
+  fmt::format_to(out, "activations {}, KV {}, ring {}, MTP head {}{}\n\n", dtype_name(plan.activation), dtype_name(plan.kv),
+                 dtype_name(plan.ring), plan.with_mtp ? "present" : "absent", plan.draft_head ? ", drafts picked with an FP8 copy of lm_head" : "");
   fmt::format_to(out, "  {:<24}{:>12}{:>14}\n", "tensors", "number", "bytes");
   for (const worker::SchemeTotal& scheme : plan.schemes)
     fmt::format_to(out, "  {:<24}{:>12}{:>14}\n", scheme.scheme, format_count(scheme.num_tensors), format_bytes(scheme.bytes));
@@ -131,11 +133,14 @@ Json plan_as_json(const worker::ExecutionPlan& plan) {
       {"kv_cache_dtype", dtype_name(plan.kv)},
       {"ring_dtype", dtype_name(plan.ring)},
       {"mtp", plan.with_mtp},
+      {"draft_head", plan.draft_head ? "fp8" : "model"},
       {"schemes", schemes},
       {"stored_bytes", plan.inventory.stored_bytes},
       {"memory",
        {{"weights_bytes", memory.weights_bytes},
         {"workspace_bytes", memory.workspace_bytes},
+        {"message_bytes", memory.message_bytes},
+        {"driver_bytes", memory.driver_bytes},
         {"state_bytes", memory.state_bytes},
         {"ring_bytes", memory.ring_bytes},
         {"sampler_bytes", memory.sampler_bytes},

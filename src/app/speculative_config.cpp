@@ -18,6 +18,14 @@ Result<SpeculationMethod> parse_method(const Json& value) {
   return invalid_argument("method {} is not one of mtp, ngram, none", dump_json(value));
 }
 
+Result<worker::DraftHead> parse_draft_head(const Json& value) {
+  const std::string name = value.is_string() ? value.get<std::string>() : "";
+  if (name == "auto") return worker::DraftHead::kAuto;
+  if (name == "fp8") return worker::DraftHead::kFp8;
+  if (name == "model") return worker::DraftHead::kModel;
+  return invalid_argument("draft_head {} is not one of auto, fp8, model", dump_json(value));
+}
+
 Result<int32_t> parse_count(const std::string& key, const Json& value, int64_t least, int64_t most) {
   if (!value.is_number_integer() || value.get<int64_t>() < least || value.get<int64_t>() > most)
     return invalid_argument("{} must be a whole number from {} to {}, not {}", key, least, most, dump_json(value));
@@ -26,11 +34,12 @@ Result<int32_t> parse_count(const std::string& key, const Json& value, int64_t l
 
 }  // namespace
 
-Result<engine::SpeculationOptions> parse_speculative_config(std::string_view json) {
+Result<SpeculativeConfig> parse_speculative_config(std::string_view json) {
   ASSIGN_OR_RETURN(const Json config, parse_json(json, "--speculative-config"));
   if (!config.is_object()) return invalid_argument("a JSON object is wanted, not {}", dump_json(config));
   constexpr int64_t kLongest = 64;  // tokens that an n-gram may have
-  engine::SpeculationOptions options;
+  SpeculativeConfig result;
+  engine::SpeculationOptions& options = result.options;
   int32_t lookup_min = 0, lookup_max = 0;
   for (const auto& [key, value] : config.items()) {
     if (key == "method") {
@@ -47,9 +56,11 @@ Result<engine::SpeculationOptions> parse_speculative_config(std::string_view jso
     } else if (key == "synthetic_acceptance_length") {
       if (!value.is_number() || value.get<double>() < 1) return invalid_argument("{} must be a number from 1 on, not {}", key, dump_json(value));
       options.synthetic_acceptance_length = value.get<double>();
+    } else if (key == "draft_head") {
+      ASSIGN_OR_RETURN(result.draft_head, parse_draft_head(value));
     } else {
       return invalid_argument(
-          "{} is not known; method, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, adaptive and synthetic_acceptance_length are",
+          "{} is not known; method, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max, adaptive, draft_head and synthetic_acceptance_length are",
           key);
     }
   }
@@ -63,12 +74,14 @@ Result<engine::SpeculationOptions> parse_speculative_config(std::string_view jso
   if (options.synthetic_acceptance_length && *options.synthetic_acceptance_length > options.num_speculative_tokens + 1)
     return invalid_argument("synthetic_acceptance_length {} is more than {} drafts and the token after them can give",
                             *options.synthetic_acceptance_length, options.num_speculative_tokens);
-  return options;
+  return result;
 }
 
-Setter to_speculation(engine::SpeculationOptions& target) {
-  return [&target](std::string_view text) -> Result<void> {
-    ASSIGN_OR_RETURN(target, parse_speculative_config(text));
+Setter to_speculation(engine::SpeculationOptions& target, worker::DraftHead& draft_head) {
+  return [&target, &draft_head](std::string_view text) -> Result<void> {
+    ASSIGN_OR_RETURN(const SpeculativeConfig config, parse_speculative_config(text));
+    target = config.options;
+    draft_head = config.draft_head;
     return {};
   };
 }

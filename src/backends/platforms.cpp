@@ -79,6 +79,15 @@ Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const De
   return invalid_argument("unknown device '{}': cpu, cuda:N and opencl:N are known", name);
 }
 
+std::unique_ptr<ops::Device> imagine_device(const ops::DeviceTraits& traits, const DeviceOptions& options) {
+  switch (traits.platform) {
+    case ops::Platform::kCpu: return cpu::Device::imagine(traits, options.num_threads, options.num_sharing);
+    case ops::Platform::kOpenCl: return opencl::Device::imagine(traits);
+    case ops::Platform::kCuda: return cuda::Device::imagine(traits);
+  }
+  CHECK_UNREACHABLE();
+}
+
 Result<ops::DeviceTraits> traits_by_name(std::string_view name) {
   const std::string wanted = lower(name);
   if (wanted == "cpu" || wanted == "cpu:0") {
@@ -97,6 +106,7 @@ Result<ops::DeviceTraits> traits_by_name(std::string_view name) {
       traits.architecture = card.architecture;
       traits.fp8_matrix = card.fp8_matrix;
       if (card.platform == ops::Platform::kCuda) {
+        traits.overhead_bytes = cuda::kOverheadBytes;
         if (const auto covered = cuda::build_covers(card.architecture); !covered) {
           traits.device_code = false;
           traits.why_no_device_code = covered.error().message;

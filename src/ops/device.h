@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@ struct DeviceTraits {
   Platform platform = Platform::kCpu;
   std::string name;                 // "NVIDIA H200", "Arc Pro B60", "Intel Xeon ..."
   uint64_t memory_bytes = 0;        // what the device has in all
+  uint64_t overhead_bytes = 0;      // what driver, code and recorded steps take of it beside what is allocated; measured
   double read_bandwidth = 0;        // bytes per second: the datasheet's, or measured on the machine
   int num_cores = 0;                // threads (CPU), SMs, XVE groups
   int architecture = 0;             // CUDA: 90 for sm_90; OpenCL: 2021 for bmg-g21, 2031 for bmg-g31, 0 for others
@@ -77,8 +79,10 @@ class Device {
   [[nodiscard]] virtual bool reads_host_memory() const { return false; }
   /// A read-only Buffer over host memory that outlives it; null where reads_host_memory() is false. Not counted as allocated.
   [[nodiscard]] virtual std::unique_ptr<Buffer> wrap_host_memory(std::span<const std::byte> /*memory*/) { return nullptr; }
-  /// Bytes handed out and not returned.
+  /// Bytes handed out and not returned, as the device takes them.
   [[nodiscard]] virtual size_t allocated_bytes() const = 0;
+  /// What the driver says is in use of the device's memory, by whomever; nothing where it does not say.
+  [[nodiscard]] virtual std::optional<uint64_t> used_bytes() const { return std::nullopt; }
 };
 
 }  // namespace quern::ops

@@ -52,7 +52,19 @@ Result<void> stage_scale(const SyntheticTensor& tensor, const ops::LinearShape& 
 Result<StagedLinear> DummySource::linear(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) {
   const auto found = inventory_.linears.find(name);
   CHECK_MSG(found != inventory_.linears.end(), std::string(name));
-  const ops::LinearShape& whole = found->second;
+  return make(name, found->second, slice, device, stream);
+}
+
+Result<StagedLinear> DummySource::linear_in_fp8(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) {
+  const auto found = inventory_.linears.find(name);
+  CHECK_MSG(found != inventory_.linears.end(), std::string(name));
+  ops::LinearShape whole = found->second;
+  if (ops::is_fp8(whole.scheme)) return invalid_argument("{} is {} already", name, ops::weight_scheme_name(whole.scheme));
+  whole.scheme = WeightScheme::kFp8Channel;
+  return make(name, whole, slice, device, stream);
+}
+
+Result<StagedLinear> DummySource::make(std::string_view name, const ops::LinearShape& whole, const Slice& slice, ops::Device& device, ops::Stream& stream) {
   const RowPieces rows(slice, whole.out_features);
   const Range columns = column_range(slice, whole);
   const SyntheticTensor tensor(name, {whole.out_features, whole.in_features}, seed_);

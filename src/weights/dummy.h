@@ -13,6 +13,7 @@ class DummySource final : public WeightSource {
 
   [[nodiscard]] const Inventory& inventory() const override { return inventory_; }
   Result<StagedLinear> linear(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) override;
+  Result<StagedLinear> linear_in_fp8(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) override;
   Result<StagedTensor> vector(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) override;
   void done_with(std::string_view /*name*/) override {}
 
@@ -20,6 +21,8 @@ class DummySource final : public WeightSource {
   static constexpr float kInputScale = 0.0625f;
 
  private:
+  Result<StagedLinear> make(std::string_view name, const ops::LinearShape& whole, const Slice& slice, ops::Device& device, ops::Stream& stream);
+
   Inventory inventory_;
   uint64_t seed_;
 };

@@ -186,7 +186,10 @@ Result<std::unique_ptr<WeightSource>> CheckpointSource::open(const std::filesyst
   return std::unique_ptr<WeightSource>(new CheckpointSource(std::move(checkpoint), std::move(account)));
 }
 
-Result<StagedLinear> CheckpointSource::linear(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) {
+Result<StagedLinear> CheckpointSource::linear(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) { return stage(name, slice, false, device, stream); }
+Result<StagedLinear> CheckpointSource::linear_in_fp8(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) { return stage(name, slice, true, device, stream); }
+
+Result<StagedLinear> CheckpointSource::stage(std::string_view name, const Slice& slice, bool in_fp8, ops::Device& device, ops::Stream& stream) {
   const auto found = account_.linears.find(name);
   CHECK_MSG(found != account_.linears.end(), std::string(name));
   const LinearEntry& entry = found->second;
@@ -194,15 +197,18 @@ Result<StagedLinear> CheckpointSource::linear(std::string_view name, const Slice
   const Range columns = column_range(slice, entry.stored);
   if (rows.size() == entry.stored.out_features) entry.weight.file->will_need(*entry.weight.tensor);
 
+  if (in_fp8 && ops::is_fp8(entry.stored.scheme)) return invalid_argument("{} is {} already", name, ops::weight_scheme_name(entry.stored.scheme));
+  const bool quantize = entry.quantize || in_fp8;
   const StoredRows stored(entry, rows, columns);
-  RETURN_IF_ERROR(stored.check_finite(/*with_whole_rows=*/entry.quantize));
+  RETURN_IF_ERROR(stored.check_finite(/*with_whole_rows=*/quantize));
   StagedLinear staged;
   Staging staging(device, stream, staged.buffers);
   LinearSource& source = staged.source;
   source.shape = inventory().linears.find(name)->second;
   source.shape.out_features = rows.size();
   source.shape.in_features = columns.size();
-  if (entry.quantize) {
+  if (quantize) {
+    source.shape.scheme = WeightScheme::kFp8Channel;
     RETURN_IF_ERROR(stage_quantized(stored, staging, name, source));
     return staged;
   }

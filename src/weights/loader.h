@@ -18,10 +18,12 @@ class CheckpointSource final : public WeightSource {
 
   [[nodiscard]] const Inventory& inventory() const override { return account_.inventory; }
   Result<StagedLinear> linear(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) override;
+  Result<StagedLinear> linear_in_fp8(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) override;
   Result<StagedTensor> vector(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) override;
   void done_with(std::string_view name) override;
 
  private:
+  Result<StagedLinear> stage(std::string_view name, const Slice& slice, bool in_fp8, ops::Device& device, ops::Stream& stream);
   CheckpointSource(Checkpoint checkpoint, Account account) : checkpoint_(std::move(checkpoint)), account_(std::move(account)) {}
   Checkpoint checkpoint_;  // owns the mappings
   Account account_;

@@ -78,6 +78,8 @@ class WeightSource {
   [[nodiscard]] virtual const Inventory& inventory() const = 0;
   /// By canonical name. NaN codes are refused by name and position. The staged memory may be released after Stream::finish().
   virtual Result<StagedLinear> linear(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) = 0;
+  /// As linear(), in FP8 with a scale a row, whatever it is stored in: for a copy that is good enough for guesses. Refuses what is FP8 already.
+  virtual Result<StagedLinear> linear_in_fp8(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) = 0;
   /// Pieces of the first extent; columns stay whole.
   virtual Result<StagedTensor> vector(std::string_view name, const Slice& slice, ops::Device& device, ops::Stream& stream) = 0;
   /// Bytes of the checkpoint will not be needed again: gives page cache mappings back.

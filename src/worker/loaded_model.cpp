@@ -18,7 +18,7 @@ class Loader {
          const LoadProgress& progress, const std::atomic<bool>& stop)
       : plan_(plan),
         rank_(rank),
-        problems_(rank.config, rank.inventory, rank.shard, {plan.activation, plan.kv, plan.ring, plan.options.k_max}),
+        problems_(rank.config, rank.inventory, rank.shard, plan.numerics()),
         source_(source),
         kernels_(kernels),
         device_(device),
@@ -60,8 +60,14 @@ class Loader {
     if (tied && model.head.kernel->table_layout() != model.embed.kernel->table_layout())
       return make_error(ErrorCode::kUnsupported, "the chosen kernels read the tied embedding table in two orders: embed in '{}', head in '{}'; force both with --kernel",
                         model.embed.kernel->table_layout(), model.head.kernel->table_layout());
+    const std::string name = tied ? "embed_tokens.weight" : "lm_head.weight";
+    if (plan_.draft_head) {
+      RETURN_IF_ERROR(make(model.draft_head, problems_.draft_head()));
+      ASSIGN_OR_RETURN(const weights::StagedLinear copy, source_.linear_in_fp8(name, slice(name), device_, stream_));
+      RETURN_IF_ERROR(pack(model.draft_head, "the draft head", [&](ops::Buffer& packed) { model.draft_head.kernel->pack(copy.source, packed, stream_); }));
+    }
     if (!tied) {
-      ASSIGN_OR_RETURN(const auto lm_head, linear("lm_head.weight"));
+      ASSIGN_OR_RETURN(const auto lm_head, linear(name));
       RETURN_IF_ERROR(pack(model.head, "lm_head", [&](ops::Buffer& packed) { model.head.kernel->pack(lm_head->source, packed, stream_); }));
     }
     RETURN_IF_ERROR(make(model.sample, problems_.sample()));

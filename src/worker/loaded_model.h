@@ -50,6 +50,7 @@ struct LoadedModel {
   std::unique_ptr<ops::Buffer> norm;
   ops::TensorView norm_view;           // final norm, f32 [hidden]
   LoadedOp<ops::Head> head;            // packed is null when tied: the embedding's is used
+  LoadedOp<ops::Head> draft_head;      // an FP8 copy for drafts, where the plan has one
   LoadedOp<ops::Sample> sample;
   LoadedOp<ops::StateCopy> state_copy;
   LoadedOp<ops::Combine> combine;      // with tensor parallelism

@@ -11,9 +11,6 @@
 namespace quern::worker {
 namespace {
 
-/// Small uploads of a step: slot parameters, block table entries, cursors. Larger ones take memory of their own.
-constexpr size_t kStagedUploads = 256 << 10;
-
 /// Whether a run ends in a sampled token, and from how many of its rows tokens are drawn.
 bool samples(const StepRun& run) { return run.want == Want::kSample || (run.want == Want::kPromptLogprobs && run.sample_after); }
 int32_t sampled_rows(const StepRun& run) { return !samples(run) ? 0 : run.verify() ? run.num_rows : 1; }
@@ -79,20 +76,11 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& pl
   if (plan.options.wrap_stream) runner->stream_ = plan.options.wrap_stream(std::move(runner->stream_));
   runner->kernels_ = std::make_unique<KernelCache>(setup.table, device, setup.rules);
   ASSIGN_OR_RETURN(runner->model_, load_model(plan, rank, source, *runner->kernels_, device, *runner->stream_, setup.progress, setup.stop_loading != nullptr ? *setup.stop_loading : kGoOn));
-  const Numerics numerics{plan.activation, plan.kv, plan.ring, plan.options.k_max};
-  const Sizes sizes(rank.config, rank.shard, numerics, plan.with_mtp);
-  ASSIGN_OR_RETURN(runner->memory_, SequenceMemory::allocate(plan, rank, sizes, device, *runner->stream_));
-  ASSIGN_OR_RETURN(runner->host_, HostStore::allocate(plan, sizes, device));
-  const size_t wanted = runner->kernels_->workspace_bytes(std::max(plan.limits.max_rows, plan.limits.max_logit_rows));
-  const size_t workspace = std::max(wanted, kKernelWorkspaceBytes);  // the plan's share, so that what is planned is what is taken
-  ASSIGN_OR_RETURN(runner->step_, StepMemory::allocate(plan, rank, sizes, workspace, device));
-  const ops::SampleOutput& out = runner->step_.sampled;
-  for (Staging& staging : runner->staging_) {
-    ASSIGN_OR_RETURN(staging.inputs, device.allocate_host(runner->step_.inputs.size_bytes(), "step inputs"));
-    ASSIGN_OR_RETURN(staging.results, device.allocate_host(runner->step_.results.size_bytes(), "step results"));
-    ASSIGN_OR_RETURN(staging.logprobs, device.allocate_host(2 * out.logprobs.size_bytes() + out.chosen_rank.size_bytes(), "log-probabilities"));
-    ASSIGN_OR_RETURN(staging.uploads, device.allocate_host(kStagedUploads, "step uploads"));
-  }
+  ASSIGN_OR_RETURN(RankMemory memory, RankMemory::allocate(plan, rank, *runner->kernels_, device, *runner->stream_));
+  runner->memory_ = std::move(memory.sequences);
+  runner->host_ = std::move(memory.host);
+  runner->step_ = std::move(memory.step);
+  runner->staging_ = std::move(memory.staging);
   runner->num_logprobs_.assign(static_cast<size_t>(plan.limits.num_slots), -1);
   runner->candidates_needed_.assign(static_cast<size_t>(plan.limits.num_slots), {1, 1});
   runner->candidate_shares_.resize(runner->vocab_shares_.size());
@@ -100,8 +88,8 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& pl
 }
 
 std::byte* ModelRunner::staged(size_t size_bytes) {
-  Staging& staging = staging_[current_->staging];
-  if (staging.used + size_bytes <= kStagedUploads) {
+  StepStaging& staging = staging_[current_->staging];
+  if (staging.used + size_bytes <= StepStaging::kUploadBytes) {
     std::byte* memory = staging.uploads->address() + staging.used;
     staging.used += round_up(static_cast<int64_t>(size_bytes), 64);
     return memory;
@@ -161,7 +149,7 @@ ModelRunner::InFlight ModelRunner::submit(const StepPlan& plan, const std::funct
     if (const Result<void> done = compute(plan, masks); !done) step.result.error = done.error();
   }
   if (!plan.runs.empty() && reports()) {
-    const Staging& staging = staging_[step.staging];
+    const StepStaging& staging = staging_[step.staging];
     stream_->copy_to_host(step_.results, staging.results->address());
     if (std::any_of(step.runs.begin(), step.runs.end(), [](const InFlight::Run& run) { return run.num_logprobs >= 0; })) {
       const ops::SampleOutput out = part(step_.sampled, 0, num_runs());
@@ -186,7 +174,7 @@ StepResult ModelRunner::collect(InFlight step) {
   last_done_ = now;
   if (result.error || !reports()) return result;
 
-  const Staging& staging = staging_[step.staging];
+  const StepStaging& staging = staging_[step.staging];
   const auto per_run = static_cast<size_t>(plan_.limits.k_max + 1), width = static_cast<size_t>(1 + ops::kMaxLogprobs);
   const auto tokens = entries<const int32_t>(*staging.results, layout_.tokens), num_tokens = entries<const int32_t>(*staging.results, layout_.num_tokens),
              non_finite = entries<const int32_t>(*staging.results, layout_.non_finite), drafts = entries<const int32_t>(*staging.results, layout_.drafts);
@@ -491,10 +479,14 @@ void ModelRunner::layer(const LoadedLayer& l, const ops::Rows& rows, const ops::
   add_up(x);
 }
 
-ops::TensorView ModelRunner::head(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::TensorView& hidden) {
+ops::TensorView ModelRunner::head(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::TensorView& hidden,
+                                  bool for_drafts) {
   ops::Launch go = launch();
   const ops::TensorView own = (shares_layers() ? step_.own_logits : step_.logits).first(logit_rows.shape[0]);
-  model_.head.kernel->enqueue(rows, x, norm, logit_rows, model_.head_weights(), hidden, own, go);
+  if (for_drafts && model_.draft_head.kernel != nullptr)
+    model_.draft_head.kernel->enqueue(rows, x, norm, logit_rows, *model_.draft_head.packed, hidden, own, go);
+  else
+    model_.head.kernel->enqueue(rows, x, norm, logit_rows, model_.head_weights(), hidden, own, go);
   return own;
 }
 
@@ -614,6 +606,7 @@ Result<void> ModelRunner::draft(const StepPlan& plan) {
   };
   ops::Rows rows = with_tokens_of(rows_, 0);
   mtp.rows.kernel->enqueue_first(runs, rows_, part(step_.sampled, 0, num_runs()), rows, last_rows, go);
+  // Who looks at a draft's logits wants those of the model.
   const bool shows_logits = std::any_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.want == Want::kLogits; });
   ops::TensorView input = step_.hidden.first(rows.num_rows);
   for (int32_t pass = 0;; ++pass) {
@@ -624,7 +617,7 @@ Result<void> ModelRunner::draft(const StepPlan& plan) {
     if (pass == draft_depth_) return {};  // depth 0: nothing is proposed
     for (int64_t first = 0; first < num_runs(); first += plan_.limits.max_logit_rows) {
       const int64_t count = std::min<int64_t>(plan_.limits.max_logit_rows, num_runs() - first);
-      const ops::TensorView own = head(rows, x, mtp.norm_view, last_rows.part(first, count), hidden);
+      const ops::TensorView own = head(rows, x, mtp.norm_view, last_rows.part(first, count), hidden, !shows_logits);
       if (shares_layers() && !shows_logits) {
         const ops::TensorView keys = step_.own_candidates_of(count, ops::kKeyWords);
         model_.sample.kernel->enqueue_argmax_candidates(own, first_id(), keys, go);

@@ -10,13 +10,11 @@
 
 #include "ops/collective.h"
 #include "worker/activation_ranges.h"
-#include "worker/host_store.h"
 #include "worker/loaded_model.h"
-#include "worker/sequence_memory.h"
+#include "worker/rank_memory.h"
 #include "worker/slot_values.h"
 #include "worker/start.h"
 #include "worker/step.h"
-#include "worker/step_memory.h"
 
 namespace quern::worker {
 
@@ -59,8 +57,7 @@ class ModelRunner {
     ops::Mark mark = 0;
     std::chrono::steady_clock::time_point begin;
   };
-  /// Steps that may be enqueued and not collected.
-  static constexpr size_t kMaxInFlight = 4;
+  static constexpr size_t kMaxInFlight = RankMemory::kMaxInFlight;
 
   /// `masks` is called when runs with mask_pending are about to be sampled, and may wait. `slots` are the values that the sampler's device has; where they are given, this device takes them.
   InFlight submit(const StepPlan& plan, const std::function<StepMasks()>& masks, const SlotValues* slots = nullptr);
@@ -100,8 +97,9 @@ class ModelRunner {
   Result<void> enqueue_step(const StepPlan& plan, const std::function<StepMasks()>& masks);
   void layer(const LoadedLayer& layer, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index,
              ActivationRanges* ranges, size_t index);
-  /// Final norm and the logits of the rows in `logit_rows`: of this rank's ids.
-  ops::TensorView head(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::TensorView& hidden);
+  /// Final norm and the logits of the rows in `logit_rows`: of this rank's ids. For drafts those of the FP8 copy of lm_head, where there is one.
+  ops::TensorView head(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::TensorView& hidden,
+                       bool for_drafts = false);
   /// All ranks' logits of these rows, whole.
   ops::TensorView whole(const ops::TensorView& own_logits);
   /// All ranks' candidates of `own`, i32 [n, words].
@@ -132,12 +130,6 @@ class ModelRunner {
   [[nodiscard]] bool reports() const { return rank_.shard.last_stage() && rank_.shard.tp_rank == 0; }
   [[nodiscard]] int64_t num_runs() const { return std::ssize(runs_); }
 
-  /// Page-locked memory of one step in flight.
-  struct Staging {
-    std::unique_ptr<ops::Buffer> inputs, results, logprobs, uploads;
-    size_t used = 0;  // of uploads
-  };
-
   ExecutionPlan plan_;
   const RankPlan& rank_;                // of plan_
   RankLinks links_;
@@ -154,7 +146,7 @@ class ModelRunner {
   std::vector<int32_t> num_logprobs_;  // of each slot, as last given
   std::vector<std::array<int32_t, 2>> candidates_needed_;  // likewise: by its rows, and by those of verifies in which drafts count as accepted
   std::map<GraphKey, std::unique_ptr<ops::Graph>> graphs_;
-  std::array<Staging, kMaxInFlight> staging_;
+  std::array<StepStaging, kMaxInFlight> staging_;
   uint64_t num_submitted_ = 0;
   std::chrono::steady_clock::time_point last_done_;  // of collect
 

@@ -15,6 +15,8 @@
 namespace quern::worker {
 
 enum class ModelDType : uint8_t { kAuto, kBFloat16, kFloat32 };
+/// What the MTP head's drafts are picked with: lm_head itself, or an FP8 copy, which is read in half the time or less.
+enum class DraftHead : uint8_t { kAuto, kFp8, kModel };
 enum class KvCacheDType : uint8_t { kAuto, kBFloat16, kFp8 };
 
 /// Everything that decides how a model runs; the same values give the same plan.
@@ -29,6 +31,7 @@ struct WorkerOptions {
   int32_t max_num_batched_tokens = 0;  // 0: 2048 (CPU: 512)
   int32_t max_logit_rows = 0;          // 0: one per sequence and draft
   int32_t k_max = 4;                   // drafts that a verify may hold
+  DraftHead draft_head = DraftHead::kAuto;  // auto: fp8 on NVIDIA cards where it takes a small part of what weights leave
   int32_t num_snapshots = -1;          // stored boundaries kept aside; -1: as many as a share of the memory holds, 0: none
   uint64_t host_cache_bytes = 0;       // host memory for KV blocks and snapshots that the device has no place for
   double memory_utilization = 0.9;     // share of the device's memory that may be used

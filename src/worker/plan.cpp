@@ -10,6 +10,7 @@
 #include "worker/decode_speed.h"
 #include "worker/problems.h"
 #include "worker/rank_devices.h"
+#include "worker/rank_memory.h"
 #include "worker/sizes.h"
 
 namespace quern::worker {
@@ -130,14 +131,6 @@ std::vector<SchemeTotal> count_schemes(const weights::Inventory& inventory) {
   return list;
 }
 
-/// Bytes of a rank's tensors as they are packed.
-uint64_t weights_bytes(const weights::Inventory& inventory) {
-  uint64_t bytes = 0;
-  for (const auto& [name, linear] : inventory.linears) bytes += static_cast<uint64_t>(round_up(static_cast<int64_t>(linear.packed_bytes()), 256));
-  for (const auto& [name, vector] : inventory.vectors) bytes += static_cast<uint64_t>(vector.second.num_elements()) * sizeof(float);
-  return bytes;
-}
-
 /// Bytes that one decoded token reads of a rank's memory at a context of 1024 tokens: the embedding table is looked up, a tied one is read by the head.
 double decode_bytes(const RankPlan& rank, const Sizes& sizes) {
   double bytes = 0;
@@ -203,7 +196,8 @@ std::string what_would_fit(const ExecutionPlan& plan, const RankPlan& rank) {
 /// Divides every rank's budget: weights and workspace first, then snapshots and sequences, then KV blocks. Of each there are as many as the rank with the least room has place for.
 class MemoryLayout {
  public:
-  MemoryLayout(ExecutionPlan& plan, const std::vector<Sizes>& sizes) : plan_(plan), options_(plan.options), limits_(plan.limits), sizes_(sizes), left_(sizes.size()) {}
+  MemoryLayout(ExecutionPlan& plan, const std::vector<Sizes>& sizes, const std::vector<RankCounter>& counters)
+      : plan_(plan), options_(plan.options), limits_(plan.limits), sizes_(sizes), counters_(counters), left_(sizes.size()) {}
 
   void lay_out() {
     set_limits();
@@ -268,20 +262,23 @@ class MemoryLayout {
   [[nodiscard]] int32_t wanted_slots() const { return options_.max_num_seqs != 0 ? options_.max_num_seqs : kDefaultMaxNumSeqs; }
 
   void set_fixed() {
-    // Messages from every other rank of the stage and of the pipeline, and to them.
-    constexpr uint64_t kMessagesKept = 4;
+    // Messages from every other rank of the stage and of the pipeline, and to them, with the marks of their pieces.
+    constexpr uint64_t kMessagesKept = 5;
     const auto num_others = static_cast<uint64_t>(options_.tp_size - 1 + options_.pp_size - 1);
     const uint64_t message_bytes = num_others * kMessagesKept * plan_.collective_options().max_message_bytes;
+    limits_.num_slots = wanted_slots();
+    limits_.num_blocks = 1;
     for (size_t r = 0; r < sizes_.size(); ++r) {
       RankPlan& rank = plan_.ranks[r];
       MemoryPlan& memory = rank.memory;
       memory.device_bytes = rank.traits.memory_bytes;
       memory.budget_bytes = static_cast<uint64_t>(static_cast<double>(rank.traits.memory_bytes) * options_.memory_utilization);
-      memory.weights_bytes = weights_bytes(rank.inventory);
+      memory.driver_bytes = rank.traits.overhead_bytes;
+      memory.message_bytes = message_bytes;
+      memory.weights_bytes = counters_[r].weights_bytes();
       memory.slot_bytes = sizes_[r].slot_bytes();
       memory.block_bytes = sizes_[r].block_bytes;
-      memory.workspace_bytes = static_cast<uint64_t>(limits_.max_rows) * sizes_[r].row_bytes + static_cast<uint64_t>(limits_.max_logit_rows) * sizes_[r].logits_row_bytes +
-                               static_cast<uint64_t>(wanted_slots()) * static_cast<uint64_t>(max_blocks()) * 4 + kKernelWorkspaceBytes + message_bytes;
+      memory.workspace_bytes = counters_[r].other_bytes(plan_, rank) - static_cast<uint64_t>(limits_.num_slots) * memory.slot_bytes - memory.block_bytes;
     }
   }
 
@@ -290,11 +287,11 @@ class MemoryLayout {
     const MemoryPlan& memory = rank.memory;
     if (memory.margin_bytes() < 0) {
       plan_.verdict = fmt::format("does not fit{}: weights {} + workspace {} + one sequence {} = {}, but {} of {}'s {} may be used (--gpu-memory-utilization {}); {}", of_rank(rank),
-                                  gib(memory.weights_bytes), gib(memory.workspace_bytes), gib(memory.slot_bytes + memory.block_bytes), gib(memory.smallest_bytes()),
+                                  gib(memory.weights_bytes), gib(memory.workspace_bytes + memory.message_bytes + memory.driver_bytes), gib(memory.slot_bytes + memory.block_bytes), gib(memory.smallest_bytes()),
                                   gib(memory.budget_bytes), rank.traits.name, gib(memory.device_bytes), options_.memory_utilization, what_would_fit(plan_, rank));
       return false;
     }
-    for (size_t r = 0; r < sizes_.size(); ++r) left_[r] = plan_.ranks[r].memory.budget_bytes - plan_.ranks[r].memory.weights_bytes - plan_.ranks[r].memory.workspace_bytes;
+    for (size_t r = 0; r < sizes_.size(); ++r) left_[r] = plan_.ranks[r].memory.budget_bytes - plan_.ranks[r].memory.allocated_before();
     return true;
   }
 
@@ -368,7 +365,15 @@ class MemoryLayout {
       }
     }
     limits_.num_blocks = static_cast<int32_t>(blocks);
-    for (RankPlan& rank : plan_.ranks) rank.memory.kv_bytes = blocks * rank.memory.block_bytes;
+    if (const size_t fuller = settle(); fuller < sizes_.size()) {
+      tightest = fuller;
+      if (options_.kv_cache_memory_bytes) {
+        plan_.verdict = fmt::format("does not fit{}: --kv-cache-memory-bytes asks for {}, {} are left", of_rank(plan_.ranks[tightest]), gib(*options_.kv_cache_memory_bytes),
+                                    gib(plan_.ranks[tightest].memory.kv_bytes));
+        return false;
+      }
+      budgets[tightest] = plan_.ranks[tightest].memory.kv_bytes;
+    }
     const RankPlan& rank = plan_.ranks[tightest];
     if (limits_.num_blocks == 0) {
       plan_.verdict = fmt::format("does not fit{}: one KV block of 64 tokens needs {} and {} are left for it", of_rank(rank), gib(rank.memory.block_bytes), gib(budgets[tightest]));
@@ -384,6 +389,29 @@ class MemoryLayout {
     plan_.notes.push_back(fmt::format("max_model_len lowered from {} to {}: that is what the KV cache of {} holds", limits_.max_model_len, longest, gib(rank.memory.kv_bytes)));
     limits_.max_model_len = static_cast<int32_t>(longest);
     return true;
+  }
+
+  /// Counts what every rank allocates with the limits as they are; while that is over a budget, KV blocks are given up. The last rank that wanted it, or none.
+  size_t settle() {
+    size_t fuller = sizes_.size();
+    for (bool again = true; again;) {
+      again = false;
+      const auto blocks = static_cast<uint64_t>(limits_.num_blocks);
+      for (size_t r = 0; r < sizes_.size(); ++r) {
+        MemoryPlan& memory = plan_.ranks[r].memory;
+        memory.kv_bytes = blocks * memory.block_bytes;
+        memory.workspace_bytes = 0;
+        memory.workspace_bytes = counters_[r].other_bytes(plan_, plan_.ranks[r]) - (memory.planned_allocations() - memory.weights_bytes);
+        if (memory.total_bytes() <= memory.budget_bytes || memory.block_bytes == 0) continue;
+        const uint64_t given_up = (memory.total_bytes() - memory.budget_bytes + memory.block_bytes - 1) / memory.block_bytes;
+        const auto left = static_cast<int32_t>(blocks - std::min(blocks, given_up));
+        if (left >= limits_.num_blocks) continue;
+        limits_.num_blocks = left;
+        fuller = r;
+        again = true;
+      }
+    }
+    return fuller;
   }
 
   /// Places in host memory: as many blocks to a snapshot as the device has, so that both run out together.
@@ -406,8 +434,33 @@ class MemoryLayout {
   const WorkerOptions& options_;
   WorkerLimits& limits_;
   const std::vector<Sizes>& sizes_;
+  const std::vector<RankCounter>& counters_;
   std::vector<uint64_t> left_;  // of each rank's budget
 };
+
+const ops::LinearShape& lm_head_of(const ExecutionPlan& plan) { return plan.inventory.linears.at(plan.config.tie_word_embeddings ? "embed_tokens.weight" : "lm_head.weight"); }
+
+/// Whether drafts are to have an FP8 copy of lm_head.
+Result<bool> wants_draft_head(const ExecutionPlan& plan) {
+  const DraftHead wanted = plan.options.draft_head;
+  if (!plan.with_mtp || wanted == DraftHead::kModel) return false;
+  if (ops::is_fp8(lm_head_of(plan).scheme)) {
+    if (wanted == DraftHead::kFp8) return invalid_argument("draft_head fp8: lm_head of {} is FP8 already", plan.config.name);
+    return false;
+  }
+  return wanted == DraftHead::kFp8 || plan.traits.platform == ops::Platform::kCuda;
+}
+
+/// Whether it takes more than a tenth of what the weights leave where it lies.
+bool takes_too_much(const ExecutionPlan& plan) {
+  if (!plan.fits) return true;
+  return std::any_of(plan.ranks.begin(), plan.ranks.end(), [&](const RankPlan& rank) {
+    if (!rank.shard.last_stage()) return false;
+    const Problems problems(rank.config, rank.inventory, rank.shard, plan.numerics());
+    const uint64_t bytes = problems.draft_head().lm_head.packed_bytes();
+    return 10 * bytes > rank.memory.budget_bytes - rank.memory.allocated_before() + bytes;
+  });
+}
 
 /// Attention layers of the plan whose k and v scales are both in the checkpoint.
 int64_t count_kv_scales(const ExecutionPlan& plan) {
@@ -496,10 +549,12 @@ Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig
   if (options.load.with_mtp.value_or(false) && !plan.inventory.has_mtp)
     return invalid_argument("the MTP head was asked for, but {} has no mtp.* tensors", plan.config.name);
   plan.notes = plan.inventory.notes;
-  ASSIGN_OR_RETURN(const Numerics numerics, choose_numerics(options, plan.inventory));
+  ASSIGN_OR_RETURN(Numerics numerics, choose_numerics(options, plan.inventory));
   plan.activation = numerics.activation;
   plan.kv = numerics.kv;
   plan.ring = numerics.ring;
+  ASSIGN_OR_RETURN(plan.draft_head, wants_draft_head(plan));
+  numerics.draft_head = plan.draft_head;
 
   if (plan.kv == DType::kE4M3) {
     const int64_t num_layers = plan.config.num_attention_layers() + (plan.with_mtp ? 1 : 0);
@@ -533,9 +588,21 @@ Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig
   plan.choices = chooser.take();
   plan.schemes = count_schemes(plan.inventory);
 
-  MemoryLayout layout(plan, sizes);
+  std::vector<RankCounter> counters;
+  counters.reserve(plan.ranks.size());  // their kernels know where their devices are
+  for (const RankPlan& rank : plan.ranks) counters.emplace_back(plan, rank, table, rules);
+  MemoryLayout layout(plan, sizes, counters);
   layout.lay_out();
   plan.memory = layout.fullest().memory;
+  if (plan.draft_head && options.draft_head == DraftHead::kAuto && takes_too_much(plan)) {
+    WorkerOptions without = options;
+    without.draft_head = DraftHead::kModel;
+    const std::vector<ops::DeviceTraits> same = plan.device_traits();
+    ASSIGN_OR_RETURN(ExecutionPlan smaller, make_plan(without, std::move(plan.config), std::move(plan.inventory), same));
+    smaller.options.draft_head = DraftHead::kAuto;
+    smaller.notes.emplace_back("drafts are picked with lm_head itself: an FP8 copy would take too much of what the weights leave");
+    return smaller;
+  }
   for (size_t first = 0; first < plan.ranks.size(); first += static_cast<size_t>(options.tp_size)) {
     double largest = 0;
     for (size_t r = first; r < first + static_cast<size_t>(options.tp_size); ++r) largest = std::max(largest, plan.ranks[r].decode_bytes_per_token);

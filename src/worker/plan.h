@@ -9,6 +9,7 @@
 #include "ops/device.h"
 #include "ops/select.h"
 #include "weights/source.h"
+#include "worker/numerics.h"
 #include "worker/options.h"
 #include "worker/shard.h"
 #include "worker/worker_group.h"
@@ -32,12 +33,14 @@ struct OpChoice {
   std::vector<Answer> answers;
 };
 
-/// Bytes of one rank's device memory, by purpose. The runner allocates exactly these.
+/// Bytes of one rank's device memory, by purpose. The runner allocates exactly these, but for the first two.
 struct MemoryPlan {
   uint64_t device_bytes = 0;     // what the device has
   uint64_t budget_bytes = 0;     // what may be used of it
-  uint64_t weights_bytes = 0;    // packed
-  uint64_t workspace_bytes = 0;  // activations, logits, tables, scratch
+  uint64_t driver_bytes = 0;     // what the driver, code and recorded steps take: not allocated by us, and not ours to choose
+  uint64_t message_bytes = 0;    // messages between ranks, at most
+  uint64_t weights_bytes = 0;    // packed, and what kernels keep for themselves
+  uint64_t workspace_bytes = 0;  // activations, logits, tables, scratch, and what allocations are rounded up by
   uint64_t state_bytes = 0;      // S and boundary columns of all slots
   uint64_t ring_bytes = 0;       // rings and conv windows of all slots
   uint64_t sampler_bytes = 0;    // penalty counts and parameters of all slots
@@ -45,12 +48,16 @@ struct MemoryPlan {
   uint64_t kv_bytes = 0;         // all blocks, MTP layer included
   uint64_t slot_bytes = 0;       // of one slot: state, ring, sampler
   uint64_t block_bytes = 0;      // of one KV block of 64 tokens, all layers
+  /// What is there before the first sequence.
+  [[nodiscard]] uint64_t allocated_before() const { return driver_bytes + message_bytes + weights_bytes + workspace_bytes; }
   /// What a single sequence with one block needs.
-  [[nodiscard]] uint64_t smallest_bytes() const { return weights_bytes + workspace_bytes + slot_bytes + block_bytes; }
+  [[nodiscard]] uint64_t smallest_bytes() const { return allocated_before() + slot_bytes + block_bytes; }
   /// What may be used beyond that; negative: it does not fit.
   [[nodiscard]] int64_t margin_bytes() const { return static_cast<int64_t>(budget_bytes) - static_cast<int64_t>(smallest_bytes()); }
+  /// What Device::allocated_bytes() says after loading, without messages.
+  [[nodiscard]] uint64_t planned_allocations() const { return total_bytes() - driver_bytes - message_bytes; }
   [[nodiscard]] uint64_t total_bytes() const {
-    return weights_bytes + workspace_bytes + state_bytes + ring_bytes + sampler_bytes + snapshot_bytes + kv_bytes;
+    return allocated_before() + state_bytes + ring_bytes + sampler_bytes + snapshot_bytes + kv_bytes;
   }
 };
 
@@ -79,6 +86,7 @@ struct ExecutionPlan {
   std::vector<RankPlan> ranks;     // stage by stage; in each the ranks of tensor parallelism
   ops::DeviceTraits traits;        // of the first rank
   bool with_mtp = false;
+  bool draft_head = false;         // there is an FP8 copy of lm_head for drafts
   DType activation = DType::kBF16, kv = DType::kBF16, ring = DType::kF32;
   std::vector<OpChoice> choices;       // one per op and problem
   std::vector<SchemeTotal> schemes;
@@ -90,6 +98,7 @@ struct ExecutionPlan {
   std::string verdict;                 // why it fits or not, and what would
   std::vector<std::string> notes;      // clamps and choices worth a log line
 
+  [[nodiscard]] Numerics numerics() const { return {activation, kv, ring, options.k_max, draft_head}; }
   /// The refusals as the message that a failed start shows; empty when every op has a kernel.
   [[nodiscard]] std::string refusals() const;
   [[nodiscard]] std::vector<ops::DeviceTraits> device_traits() const;

@@ -132,6 +132,14 @@ ops::Head::Problem Problems::head() const {
   return p;
 }
 
+ops::Head::Problem Problems::draft_head() const {
+  ops::Head::Problem p = head();
+  p.tied = false;
+  p.lm_head.scheme = ops::WeightScheme::kFp8Channel;
+  p.lm_head.static_input_scale = false;
+  return p;
+}
+
 ops::DraftRows::Problem Problems::draft_rows() const { return {config_.hidden_size, numerics_.k_max, numerics_.activation}; }
 
 ops::Combine::Problem Problems::combine() const { return {config_.hidden_size, shard_.tp_size, numerics_.activation}; }

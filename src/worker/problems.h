@@ -7,17 +7,12 @@
 #include "model/tensors.h"
 #include "ops/kernel_table.h"
 #include "weights/source.h"
+#include "worker/numerics.h"
 #include "worker/shard.h"
 
 // From the model's geometry and the checkpoint's schemes to the problem of every op.
 
 namespace quern::worker {
-
-/// What all problems of one plan share.
-struct Numerics {
-  DType activation = DType::kBF16, kv = DType::kBF16, ring = DType::kF32;
-  int32_t k_max = 0;
-};
 
 /// Problems of one rank, from its part of config and inventory.
 class Problems {
@@ -37,6 +32,8 @@ class Problems {
   [[nodiscard]] ops::DownResidual::Problem mlp_down(std::string_view prefix) const;
   [[nodiscard]] ops::MtpIn::Problem mtp_in() const;
   [[nodiscard]] ops::Head::Problem head() const;
+  /// An FP8 copy of lm_head, for drafts.
+  [[nodiscard]] ops::Head::Problem draft_head() const;
   [[nodiscard]] ops::Sample::Problem sample() const;
   [[nodiscard]] ops::DraftRows::Problem draft_rows() const;
   /// Where tensor parallelism leaves partial sums.
@@ -111,6 +108,7 @@ void Problems::for_each(bool with_mtp, Visit&& visit) const {
     visit.template operator()<ops::MtpIn>(mtp_in(), std::string("mtp.fc"));
     attention_layer(model::kMtpLayerPrefix, visit);
     mlp(model::kMtpLayerPrefix, visit);
+    if (numerics_.draft_head) visit.template operator()<ops::Head>(draft_head(), std::string("drafts"));
   }
 }
 

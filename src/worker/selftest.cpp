@@ -157,7 +157,7 @@ Result<SelfTestReport> self_test(const ExecutionPlan& plan, const RankPlan& rank
                                  const std::vector<std::vector<int32_t>>& row_counts) {
   ASSIGN_OR_RETURN(const auto stream, device.make_stream());
   RETURN_IF_ERROR(check_e4m3(plan, table, device, *stream));
-  const Problems problems(rank.config, rank.inventory, rank.shard, {plan.activation, plan.kv, plan.ring, plan.options.k_max});
+  const Problems problems(rank.config, rank.inventory, rank.shard, plan.numerics());
   std::vector<std::vector<int32_t>> rows = row_counts;
   if (rows.empty()) rows.push_back(selftest::kRowCounts);
   Tester tester(table, rules, device, *stream, std::move(rows));

@@ -10,8 +10,8 @@
 
 namespace quern::worker {
 
-/// Scratch that kernels may ask for beyond activations.
-inline constexpr size_t kKernelWorkspaceBytes = 64ull << 20;
+/// Scratch that kernels have at least.
+inline constexpr size_t kLeastKernelWorkspaceBytes = 64ull << 20;
 
 struct Sizes {
   /// `config`: the rank's part of the model.

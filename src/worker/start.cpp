@@ -14,6 +14,8 @@
 namespace quern::worker {
 namespace {
 
+double gib(uint64_t bytes) { return static_cast<double>(bytes) / (1ull << 30); }
+
 /// "rank 1 (cuda:1)"
 std::string name_of(const ExecutionPlan& plan, size_t rank) { return fmt::format("rank {} ({})", rank, plan.ranks[rank].device); }
 
@@ -114,9 +116,16 @@ Result<std::unique_ptr<WorkerGroup>> start_workers(const ExecutionPlan& plan, co
     RETURN_IF_ERROR(ranges->prepare(plan, *source, *joined.devices[0], *stream));
     runners[0]->observe(*ranges);
   }
-  for (size_t rank = 0; rank < runners.size(); ++rank)
-    log_info("{} loaded on {}: {:.2f} GiB of device memory, {:.2f} GiB planned", plan.config.name, plan.ranks.size() == 1 ? joined.devices[0]->traits().name : name_of(plan, rank),
-             static_cast<double>(joined.devices[rank]->allocated_bytes()) / (1ull << 30), static_cast<double>(plan.ranks[rank].memory.total_bytes()) / (1ull << 30));
+  for (size_t rank = 0; rank < runners.size(); ++rank) {
+    const MemoryPlan& memory = plan.ranks[rank].memory;
+    const std::string name = plan.ranks.size() == 1 ? joined.devices[0]->traits().name : name_of(plan, rank);
+    const auto used = joined.devices[rank]->used_bytes();
+    log_info("{} loaded on {}: {:.3f} GiB of device memory, {:.3f} GiB planned{}", plan.config.name, name, gib(joined.devices[rank]->allocated_bytes()), gib(memory.planned_allocations()),
+             used ? fmt::format("; {:.3f} GiB of {:.3f} GiB are in use, {:.3f} GiB may be", gib(*used), gib(memory.device_bytes), gib(memory.budget_bytes)) : std::string());
+    if (used && *used > memory.budget_bytes)
+      log_warning("{}: {:.3f} GiB are in use, over --gpu-memory-utilization {} by {:.3f} GiB; is another program on the device?", name, gib(*used), plan.options.memory_utilization,
+                  gib(*used - memory.budget_bytes));
+  }
   return std::unique_ptr<WorkerGroup>(std::make_unique<RankGroup>(plan, std::move(joined), std::move(runners)));
 }
 

@@ -93,6 +93,16 @@ Result<StepMemory> StepMemory::allocate(const ExecutionPlan& plan, const RankPla
   return m;
 }
 
+Result<StepStaging> StepStaging::allocate(const StepMemory& step, ops::Device& device) {
+  const ops::SampleOutput& out = step.sampled;
+  StepStaging staging;
+  ASSIGN_OR_RETURN(staging.inputs, device.allocate_host(step.inputs.size_bytes(), "step inputs"));
+  ASSIGN_OR_RETURN(staging.results, device.allocate_host(step.results.size_bytes(), "step results"));
+  ASSIGN_OR_RETURN(staging.logprobs, device.allocate_host(2 * out.logprobs.size_bytes() + out.chosen_rank.size_bytes(), "log-probabilities"));
+  ASSIGN_OR_RETURN(staging.uploads, device.allocate_host(kUploadBytes, "step uploads"));
+  return staging;
+}
+
 ops::TensorView StepMemory::slice(int64_t offset, const Shape& shape) const {
   return {scratch_.buffer, static_cast<size_t>(offset * max_rows_) * dtype_size(scratch_.dtype), scratch_.dtype, shape};
 }

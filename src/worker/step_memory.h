@@ -78,4 +78,14 @@ class StepMemory {
   int64_t num_q_heads_ = 0, head_dim_ = 0, channels_ = 0, num_v_heads_ = 0, value_width_ = 0, intermediate_ = 0;
 };
 
+/// Page-locked memory of one step in flight.
+struct StepStaging {
+  /// Small uploads of a step: slot parameters, block table entries, cursors. Larger ones take memory of their own.
+  static constexpr size_t kUploadBytes = 256 << 10;
+  static Result<StepStaging> allocate(const StepMemory& step, ops::Device& device);
+
+  std::unique_ptr<ops::Buffer> inputs, results, logprobs, uploads;
+  size_t used = 0;  // of uploads
+};
+
 }  // namespace quern::worker

@@ -449,8 +449,9 @@ class DemoEquality : public ::testing::Test {
     }
     return texts;
   }
-  static std::unique_ptr<Engine> start(const Cell& cell, bool cached) {
+  static std::unique_ptr<Engine> start(const Cell& cell, bool cached, worker::DraftHead draft_head = worker::DraftHead::kAuto) {
     RealEngineSetup setup{.model_dir = std::filesystem::path(QUERN_SOURCE_DIR) / "models" / "quern-demo"};
+    setup.worker.draft_head = draft_head;
     setup.worker.max_num_seqs = 16;
     setup.worker.max_model_len = 384;
     setup.worker.max_num_batched_tokens = 1024;
@@ -501,6 +502,31 @@ TEST_F(DemoEquality, OfEveryPair) {
   EXPECT_GT(counters.recomputed, 0u);
   std::cout << fmt::format("{} of the head's guesses stood; {} cached tokens, {} preemptions, {} verifies across a boundary\n", accepted_by_head, counters.hits,
                            counters.preemptions, counters.across_boundary);
+}
+
+TEST_F(DemoEquality, OfDraftsThatAreLookedUpInAnFp8CopyOfLmHead) {
+  std::vector<Text> expected;
+  {
+    const auto engine = start({}, false);
+    for (GenerationRequest& request : make_texts()) expected.push_back(read_outcome(**engine->submit(std::move(request))).text);
+  }
+  std::map<worker::DraftHead, uint64_t> accepted;
+  for (const worker::DraftHead draft_head : {worker::DraftHead::kModel, worker::DraftHead::kFp8}) {
+    Cell cell;
+    cell.drafts = {.name = "mtp 3", .method = SpeculationMethod::kMtp, .num_tokens = 3};
+    const auto engine = start(cell, false, draft_head);
+    std::vector<std::unique_ptr<RequestStream>> streams;
+    for (GenerationRequest& request : make_texts()) streams.push_back(std::move(*engine->submit(std::move(request))));
+    for (size_t i = 0; i < streams.size(); ++i) {
+      const Outcome outcome = read_outcome(*streams[i]);
+      EXPECT_TRUE(outcome.text == expected[i]) << "text " << i << ": they differ at " << difference(expected[i], outcome.text);
+    }
+    accepted[draft_head] = settled(*engine).speculation.num_accepted_tokens;
+  }
+  const auto with_model = static_cast<double>(accepted[worker::DraftHead::kModel]), with_copy = static_cast<double>(accepted[worker::DraftHead::kFp8]);
+  std::cout << fmt::format("{} drafts stood that lm_head picked, {} of its FP8 copy\n", with_model, with_copy);
+  EXPECT_GT(with_model, 100);
+  EXPECT_GT(with_copy, 0.97 * with_model);
 }
 
 }  // namespace

@@ -32,6 +32,9 @@ class PoisonedSource final : public weights::WeightSource {
     staged.buffers.push_back(std::move(copy));
     return staged;
   }
+  Result<weights::StagedLinear> linear_in_fp8(std::string_view name, const weights::Slice& slice, ops::Device& device, ops::Stream& stream) override {
+    return sound_->linear_in_fp8(name, slice, device, stream);
+  }
   Result<weights::StagedTensor> vector(std::string_view name, const weights::Slice& slice, ops::Device& device, ops::Stream& stream) override {
     return sound_->vector(name, slice, device, stream);
   }

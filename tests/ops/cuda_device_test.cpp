@@ -26,6 +26,16 @@ TEST(CudaDeviceCode, RunsWhereMachineCodeOrTranslationAllowsIt) {
   EXPECT_FALSE(cuda::covers(machine, 90).has_value());
 }
 
+TEST(CudaDeviceCode, SaysWhatADeviceRuns) {
+  const string_view code[] = {"80", "90a", "89-virtual"};
+  EXPECT_EQ(cuda::code_for(code, 80), "machine code of sm_80");
+  EXPECT_EQ(cuda::code_for(code, 86), "machine code of sm_80");
+  EXPECT_EQ(cuda::code_for(code, 89), "machine code of sm_80");
+  EXPECT_EQ(cuda::code_for(code, 90), "machine code of sm_90a");
+  EXPECT_EQ(cuda::code_for(code, 120), "code for sm_89, translated by the driver");
+  EXPECT_EQ(cuda::code_for(code, 75), "");
+}
+
 TEST(CudaDeviceCode, IsAnElfImageForEveryUnitOrAReason) {
   if (cuda::device_code().empty()) {
     const auto covered = cuda::build_covers(90);
@@ -58,7 +68,7 @@ TEST_F(CudaDevice, HandsOutZeroedAlignedMemoryAndCountsIt) {
   {
     const size_t size = (size_t{64} << 20) + 4;
     const auto small = device->allocate(100, "a small thing").value(), large = device->allocate(size, "a large thing").value();
-    EXPECT_EQ(device->allocated_bytes(), 100 + size);
+    EXPECT_EQ(device->allocated_bytes(), 100 + (size_t{66} << 20));  // pages of 2 MiB
     EXPECT_EQ(reinterpret_cast<uintptr_t>(small->address()) % 256, 0u);
     std::vector<std::byte> seen(size, std::byte{1});
     stream->copy_to_host({large.get(), 0, DType::kU8, Shape{static_cast<int64_t>(size)}}, seen.data());

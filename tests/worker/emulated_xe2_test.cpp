@@ -170,7 +170,7 @@ TEST(IntelPlan, BuildsOnlyProgramsWhoseMachineCodeIsDeclared) {
   const RankPlan& rank = plan->ranks[0];
   const auto device = backends::open_device(device_under_test(), {}).value();
   Maker maker{opencl::opencl_device(*device)};
-  Problems(rank.config, rank.inventory, rank.shard, {plan->activation, plan->kv, plan->ring, plan->options.k_max}).for_each(plan->with_mtp, maker);
+  Problems(rank.config, rank.inventory, rank.shard, plan->numerics()).for_each(plan->with_mtp, maker);
 
   const auto common = [](std::string text) {  // what emulation, and the version that is meant where none is named, leave of a program's name
     for (const char* part : {" -DEMULATED", " -cl-intel-256-GRF-per-thread", " -cl-std=CL1.2", " -cl-std=CL3.0"}) text = std::regex_replace(text, std::regex(part), "");

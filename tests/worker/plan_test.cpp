@@ -30,10 +30,11 @@ TEST(Plan, CountsTheWeightsOfTheReleasedFormats) {
   // model-spec.md section 5: text model and MTP head.
   const auto fp8 = plan_27b("config.fp8.json", "h200");
   ASSERT_OK(fp8);
-  EXPECT_NEAR(static_cast<double>(fp8->memory.weights_bytes) / kGiB, 27.44 + 0.44, 0.05);
+  // With an FP8 copy of lm_head. Kernels pad in_proj_a and in_proj_b and repeat scales; the driver's pages are of 2 MiB.
+  EXPECT_NEAR(static_cast<double>(fp8->memory.weights_bytes) / kGiB, 27.44 + 0.44 + 1.18, 0.7);
   const auto bf16 = plan_27b("config.json", "h200");
   ASSERT_OK(bf16);
-  EXPECT_NEAR(static_cast<double>(bf16->memory.weights_bytes) / kGiB, 50.10 + 0.79, 0.05);
+  EXPECT_NEAR(static_cast<double>(bf16->memory.weights_bytes) / kGiB, 50.10 + 0.79 + 1.18, 0.7);
 }
 
 TEST(Plan, ActivationsThatStayFloatTakeNoKernelForQuantisedOnes) {
@@ -54,8 +55,64 @@ TEST(Plan, ActivationsThatStayFloatTakeNoKernelForQuantisedOnes) {
   };
   for (const std::string_view op : {"mlp_in", "down_residual", "gdn_in"}) {
     EXPECT_EQ(candidate_of(op, true), "cuda.sm90") << op;
-    EXPECT_NE(candidate_of(op, false), "cuda.sm90") << op;
+    EXPECT_EQ(candidate_of(op, false), "cuda.mma") << op;
   }
+}
+
+/// Whatever card and scheme: linear layers are on matrix units.
+TEST(Plan, LeavesNoLinearLayerToPlainKernelsOnAnyNvidiaCard) {
+  constexpr std::string_view kLinears[] = {"attn_in", "gdn_in", "mlp_in", "out_residual", "down_residual", "mtp_in", "head"};
+  struct Case {
+    const char* config;
+    bool quantize_fp8, quantize_activations;
+  };
+  for (const char* card : {"h200", "h100", "a100", "rtxa6000", "rtx3090", "l40s", "rtx4090", "rtx5090", "rtxpro6000"})
+    for (const Case& c : {Case{"config.fp8.json", false, true}, {"config.fp8.json", false, false}, {"config.static.json", false, true}, {"config.json", false, true}, {"config.json", true, true}})
+      for (const int32_t tp_size : {1, 2, 4}) {
+        SCOPED_TRACE(::testing::Message() << card << ", " << c.config << (c.quantize_fp8 ? ", --quantization fp8" : "") << (c.quantize_activations ? "" : ", --activation-scheme none") << ", tp " << tp_size);
+        const Json json = read_json_file(quern::testing::data_path(fmt::format("qwen3.6-27b/{}", c.config))).value();
+        model::ModelConfig config = model::parse_config(json, "Qwen3.6-27B").value();
+        WorkerOptions options;
+        options.device = card;
+        options.tp_size = tp_size;
+        options.load.quantize_fp8 = c.quantize_fp8;
+        options.quantize_activations = c.quantize_activations;
+        weights::Inventory inventory = weights::inventory_from_config(config, options.load).value();
+        ops::DeviceTraits traits = backends::traits_by_name(card).value();
+        traits.device_code = true;  // also in builds without nvcc
+        const auto plan = make_plan(options, std::move(config), std::move(inventory), {traits});
+        ASSERT_OK(plan);
+        for (const OpChoice& choice : plan->choices)
+          if (std::find(std::begin(kLinears), std::end(kLinears), choice.op) != std::end(kLinears)) {
+            EXPECT_TRUE(choice.candidate == "cuda.mma" || choice.candidate == "cuda.sm90") << choice.op << " " << choice.problem << ": " << choice.candidate;
+          }
+      }
+}
+
+TEST(Plan, CopiesLmHeadForDraftsWhereThereIsRoomAndWhereItIsWished) {
+  const auto has_copy = [](const char* card, DraftHead wish, double share = 0.9) {
+    WorkerOptions options;
+    options.draft_head = wish;
+    options.memory_utilization = share;
+    const auto plan = plan_27b("config.fp8.json", card, options);
+    EXPECT_OK(plan);
+    EXPECT_EQ(plan->options.draft_head, wish);
+    return plan->draft_head;
+  };
+  EXPECT_TRUE(has_copy("h200", DraftHead::kAuto));
+  EXPECT_FALSE(has_copy("h200", DraftHead::kModel));
+  EXPECT_FALSE(has_copy("h200", DraftHead::kAuto, 0.25));  // weights take most of that
+  EXPECT_FALSE(has_copy("b70", DraftHead::kAuto));
+  EXPECT_TRUE(has_copy("b70", DraftHead::kFp8));
+  WorkerOptions with, without;
+  without.draft_head = DraftHead::kModel;
+  const auto large = plan_27b("config.fp8.json", "h200", with), small = plan_27b("config.fp8.json", "h200", without);
+  ASSERT_OK(large);
+  ASSERT_OK(small);
+  EXPECT_NEAR(static_cast<double>(large->memory.weights_bytes - small->memory.weights_bytes), 248320.0 * 5120, 8e6);
+  WorkerOptions no_mtp = with;
+  no_mtp.load.with_mtp = false;
+  EXPECT_FALSE(plan_27b("config.fp8.json", "h200", no_mtp)->draft_head);
 }
 
 TEST(Plan, CountsKvOfTheAttentionLayersOnlyAndTheRingOfEverySequence) {

@@ -196,6 +196,9 @@ class SourceWithoutRoom final : public weights::WeightSource {
     }
     return sound_->linear(name, slice, device, stream);
   }
+  Result<weights::StagedLinear> linear_in_fp8(std::string_view name, const weights::Slice& slice, ops::Device& device, ops::Stream& stream) override {
+    return sound_->linear_in_fp8(name, slice, device, stream);
+  }
   Result<weights::StagedTensor> vector(std::string_view name, const weights::Slice& slice, ops::Device& device, ops::Stream& stream) override {
     return sound_->vector(name, slice, device, stream);
   }

@@ -96,6 +96,7 @@ class TestRunner {
       return;
     }
     traits = joined->devices[0]->traits();
+    for (const auto& device : joined->devices) joined_bytes.push_back(device->allocated_bytes());
     auto source = weights::open_weights(model_dir, plan.config, options.load);
     if (!source) {
       ADD_FAILURE() << source.error().message;
@@ -105,7 +106,7 @@ class TestRunner {
     for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
       auto made = ModelRunner::create(
           plan, rank, **source,
-          {.table = backends::kernel_table(plan.traits.platform), .rules = {}, .device = *joined->devices[rank], .links = joined->links(rank), .progress = {}});
+          {.table = backends::kernel_table(plan.traits.platform), .rules = {.forced = plan.options.kernels, .disabled = {}}, .device = *joined->devices[rank], .links = joined->links(rank), .progress = {}});
       if (!made) {
         ADD_FAILURE() << made.error().message;
         return;
@@ -144,6 +145,7 @@ class TestRunner {
   std::unique_ptr<RankGroup> group;
   std::vector<ModelRunner*> by_rank;  // the group's; at rest between steps
   std::vector<ops::Device*> devices;
+  std::vector<size_t> joined_bytes;  // of each device, for messages alone
 
  private:
   uint64_t next_step_ = 1;

@@ -76,7 +76,15 @@ Device::Device(int num_threads, bool records, int num_sharing)
   traits_.memory_bytes /= static_cast<uint64_t>(num_sharing);
 }
 
+Device::Device(ops::DeviceTraits traits, int num_threads, int num_sharing)
+    : traits_(std::move(traits)), pool_(num_threads > 0 ? num_threads : std::max(usable_cores() / num_sharing, 1), false), records_(false), imagined_(std::in_place) {}
+
+std::unique_ptr<Device> Device::imagine(ops::DeviceTraits traits, int num_threads, int num_sharing) {
+  return std::unique_ptr<Device>(new Device(std::move(traits), num_threads, num_sharing));
+}
+
 Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::string_view purpose) {
+  if (imagined_) return imagined_->allocate(size_bytes, size_bytes);
   const size_t used = allocated_bytes();
   if (used + size_bytes > traits_.memory_bytes)
     return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes of memory; {} of {} are already allocated", purpose, size_bytes,
@@ -93,7 +101,10 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::st
 
 Result<std::unique_ptr<ops::Buffer>> Device::allocate_host(size_t size_bytes, std::string_view purpose) { return allocate(size_bytes, purpose); }
 
-Result<std::unique_ptr<ops::Stream>> Device::make_stream() { return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(records_)); }
+Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
+  if (imagined_) return std::unique_ptr<ops::Stream>(std::make_unique<ops::IdleStream>());
+  return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(records_));
+}
 
 std::unique_ptr<ops::Buffer> Device::wrap_host_memory(std::span<const std::byte> memory) {
   return std::make_unique<BorrowedBuffer>(memory);

@@ -2,8 +2,10 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "backends/cpu/thread_pool.h"
+#include "ops/counted_memory.h"
 #include "ops/device.h"
 
 namespace quern::cpu {
@@ -13,6 +15,8 @@ class Device final : public ops::Device {
  public:
   /// `num_threads` 0: one per usable core. `records`: for tests of steps that are laid out for replay. `num_sharing` devices share the machine: each has its part of cores and memory.
   explicit Device(int num_threads, bool records = false, int num_sharing = 1);
+  /// One that counts what it would allocate; kernels made for it are asked for sizes alone.
+  static std::unique_ptr<Device> imagine(ops::DeviceTraits traits, int num_threads, int num_sharing);
 
   [[nodiscard]] const ops::DeviceTraits& traits() const override { return traits_; }
   /// 64-byte aligned. Pages of large buffers take memory when they are first touched; what was promised is limited by memory_bytes.
@@ -21,14 +25,17 @@ class Device final : public ops::Device {
   Result<std::unique_ptr<ops::Stream>> make_stream() override;
   [[nodiscard]] bool reads_host_memory() const override { return true; }
   std::unique_ptr<ops::Buffer> wrap_host_memory(std::span<const std::byte> memory) override;
-  [[nodiscard]] size_t allocated_bytes() const override { return allocated_->load(std::memory_order_relaxed); }
+  [[nodiscard]] size_t allocated_bytes() const override { return imagined_ ? imagined_->bytes() : allocated_->load(std::memory_order_relaxed); }
 
   [[nodiscard]] ThreadPool& pool() { return pool_; }
 
  private:
+  Device(ops::DeviceTraits traits, int num_threads, int num_sharing);
+
   ops::DeviceTraits traits_;
   ThreadPool pool_;
   bool records_;
+  std::optional<ops::CountedMemory> imagined_;
   std::shared_ptr<std::atomic<size_t>> allocated_;  // shared with the buffers, which may outlive the device
 };
 

@@ -35,8 +35,9 @@ void wait_for_change(const std::atomic<uint32_t>& value, uint32_t old) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads, bool started) : num_threads_(num_threads) {
   CHECK(num_threads >= 1);
+  if (!started) return;
   threads_.reserve(static_cast<size_t>(num_threads - 1));
   for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { worker_loop(thread); });
 }

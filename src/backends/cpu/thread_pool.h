@@ -13,13 +13,13 @@ namespace quern::cpu {
 /// Waiting threads spin for some tens of microseconds, the gap between two kernels, then sleep. A call allocates nothing.
 class ThreadPool {
  public:
-  /// `num_threads` counts the caller; at least 1.
-  explicit ThreadPool(int num_threads);
+  /// `num_threads` counts the caller; at least 1. One that is not `started` can only be asked how many it has.
+  explicit ThreadPool(int num_threads, bool started = true);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  [[nodiscard]] int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+  [[nodiscard]] int num_threads() const { return num_threads_; }
 
   /// body(begin, end, thread) over disjoint pieces that cover [0, n); returns when all are done. `thread` < num_threads() names the
   /// executing thread, for its own scratch memory. `item_cost` is roughly the multiply-adds of one item: what takes no longer than
@@ -38,6 +38,7 @@ class ThreadPool {
   void work(int thread, uint32_t job);
   void worker_loop(int thread);
 
+  int num_threads_;
   // The job. Written by the caller while nothing is left to take, read by whoever has taken a piece.
   Function function_ = nullptr;
   const void* context_ = nullptr;

@@ -13,15 +13,27 @@ namespace {
 
 constexpr int kOldestArchitecture = 80;
 
+/// What the driver takes for an allocation: pages of 2 MiB, which it shares out among smaller ones (measured: H200, driver for CUDA 13.0, 2026-11-30).
+size_t taken_bytes(size_t size_bytes) {
+  constexpr size_t kPage = size_t{2} << 20;
+  return size_bytes > kPage / 2 ? (size_bytes + kPage - 1) / kPage * kPage : size_bytes;
+}
+
+/// Dynamic shared memory that one block may have (CUDA programming guide, compute capabilities).
+int max_shared_bytes_of(int architecture) {
+  if (architecture == 90 || architecture == 100 || architecture == 103) return 227 << 10;
+  return architecture == 80 || architecture == 87 ? 163 << 10 : 99 << 10;
+}
+
 /// Memory of one GPU, or host memory that it maps.
 class DeviceBuffer final : public ops::Buffer {
  public:
   DeviceBuffer(std::shared_ptr<Context> context, std::byte* address, size_t size_bytes, bool on_host)
       : context_(std::move(context)), address_(address), size_bytes_(size_bytes), on_host_(on_host) {
-    context_->allocated_bytes.fetch_add(size_bytes_, std::memory_order_relaxed);
+    context_->allocated_bytes.fetch_add(taken_bytes(size_bytes_), std::memory_order_relaxed);
   }
   ~DeviceBuffer() override {
-    context_->allocated_bytes.fetch_sub(size_bytes_, std::memory_order_relaxed);
+    context_->allocated_bytes.fetch_sub(taken_bytes(size_bytes_), std::memory_order_relaxed);
     if (address_ == nullptr) return;
     context_->make_current();
     if (on_host_)
@@ -71,6 +83,7 @@ ops::DeviceTraits read_traits(const Driver& driver, DeviceOrdinal device) {
   traits.num_cores = attribute(driver, device, kAttributeNumSms);
   traits.architecture = attribute(driver, device, kAttributeComputeMajor) * 10 + attribute(driver, device, kAttributeComputeMinor);
   traits.fp8_matrix = traits.architecture >= 89;
+  traits.overhead_bytes = kOverheadBytes;
   if (const auto covered = build_covers(traits.architecture); !covered) {
     traits.device_code = false;
     traits.why_no_device_code = covered.error().message;
@@ -130,12 +143,18 @@ Device::Device(std::shared_ptr<Context> context, ops::DeviceTraits traits, const
       max_shared_bytes_(attribute(context_->driver, context_->device, kAttributeMaxSharedBytes)),
       l2_bytes_(attribute(context_->driver, context_->device, kAttributeL2Bytes)) {}
 
+Device::Device(ops::DeviceTraits traits) : traits_(std::move(traits)), imagined_(std::in_place), max_shared_bytes_(max_shared_bytes_of(traits_.architecture)) {}
+
+std::unique_ptr<Device> Device::imagine(ops::DeviceTraits traits) { return std::unique_ptr<Device>(new Device(std::move(traits))); }
+
 Device::~Device() {
+  if (imagined_) return;
   context_->make_current();
   for (const auto& [unit, module] : modules_) context_->driver.module_unload(module);
 }
 
 Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::string_view purpose) {
+  if (imagined_) return imagined_->allocate(size_bytes, taken_bytes(size_bytes));
   const Driver& driver = context_->driver;
   context_->make_current();
   if (size_bytes == 0) return std::unique_ptr<ops::Buffer>(std::make_unique<DeviceBuffer>(context_, nullptr, 0, false));
@@ -163,13 +182,23 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::st
   return std::unique_ptr<ops::Buffer>(std::move(buffer));
 }
 
+std::optional<uint64_t> Device::used_bytes() const {
+  size_t free_bytes = 0, total_bytes = 0;
+  if (imagined_) return std::nullopt;
+  context_->make_current();
+  if (context_->driver.memory_info(&free_bytes, &total_bytes) != kSuccess) return std::nullopt;
+  return total_bytes - free_bytes;
+}
+
 Result<std::unique_ptr<ops::Buffer>> Device::allocate_host(size_t size_bytes, std::string_view purpose) {
+  if (imagined_) return ops::CountedMemory::allocate_host(size_bytes);
   auto memory = PinnedMemory::allocate(context_, std::max<size_t>(size_bytes, 1));
   if (!memory) return memory.error().with_context(purpose);
   return std::unique_ptr<ops::Buffer>(std::make_unique<HostBuffer>(std::move(*memory), context_));
 }
 
 Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
+  if (imagined_) return std::unique_ptr<ops::Stream>(std::make_unique<ops::IdleStream>());
   context_->make_current();
   StreamObject* stream = nullptr;
   if (const Status status = context_->driver.stream_create(&stream, kStreamNonBlocking); status != kSuccess)
@@ -184,7 +213,7 @@ Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
 
 Result<std::unique_ptr<ops::Buffer>> Device::upload(std::span<const int32_t> values, std::string_view purpose) {
   ASSIGN_OR_RETURN(auto buffer, allocate(values.size_bytes(), purpose));
-  if (values.empty()) return buffer;
+  if (values.empty() || imagined_) return buffer;
   const Driver& driver = context_->driver;
   Status status = driver.copy_to_device(reinterpret_cast<DeviceAddress>(buffer->address()), values.data(), values.size_bytes(), nullptr);
   if (status == kSuccess) status = driver.stream_synchronize(nullptr);
@@ -193,6 +222,7 @@ Result<std::unique_ptr<ops::Buffer>> Device::upload(std::span<const int32_t> val
 }
 
 Result<FunctionObject*> Device::find_function(std::string_view unit, const char* name, int shared_bytes) {
+  if (imagined_) return static_cast<FunctionObject*>(nullptr);
   const Driver& driver = context_->driver;
   context_->make_current();
   auto module = modules_.find(unit);
@@ -235,7 +265,7 @@ std::vector<std::string> describe_devices() {
     const ops::DeviceTraits traits = read_traits(**driver, device);
     lines.push_back(fmt::format("cuda:{}  {}, sm_{}, {} SMs, {:.1f} GiB, driver for CUDA {}.{}{}", ordinal, traits.name, traits.architecture, traits.num_cores,
                                 static_cast<double>(traits.memory_bytes) / (1ull << 30), version / 1000, version % 1000 / 10,
-                                traits.device_code ? std::string() : fmt::format(" (not usable: {})", traits.why_no_device_code)));
+                                traits.device_code ? ", " + code_for(code_architectures(), traits.architecture) : fmt::format(" (not usable: {})", traits.why_no_device_code)));
   }
   return lines;
 }

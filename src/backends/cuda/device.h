@@ -4,15 +4,20 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "backends/cuda/function.h"
+#include "ops/counted_memory.h"
 #include "ops/device.h"
 #include "ops/found_device.h"
 
 namespace quern::cuda {
+
+/// What a context, the program's device code and recorded steps take of a GPU beside allocations.
+inline constexpr uint64_t kOverheadBytes = uint64_t{768} << 20;
 
 /// The driver's context of one GPU; what a Device shares with the buffers and streams that may outlive it.
 struct Context {
@@ -50,6 +55,8 @@ struct DeviceOptions {
 class Device final : public ops::Device {
  public:
   static Result<std::unique_ptr<Device>> open(int ordinal, const DeviceOptions& options = {});
+  /// One that counts what it would allocate; kernels made for it are asked for sizes alone.
+  static std::unique_ptr<Device> imagine(ops::DeviceTraits traits);
   ~Device() override;
 
   [[nodiscard]] const ops::DeviceTraits& traits() const override { return traits_; }
@@ -57,7 +64,8 @@ class Device final : public ops::Device {
   Result<std::unique_ptr<ops::Buffer>> allocate(size_t size_bytes, std::string_view purpose) override;
   Result<std::unique_ptr<ops::Buffer>> allocate_host(size_t size_bytes, std::string_view purpose) override;
   Result<std::unique_ptr<ops::Stream>> make_stream() override;
-  [[nodiscard]] size_t allocated_bytes() const override { return context_->allocated_bytes.load(std::memory_order_relaxed); }
+  [[nodiscard]] size_t allocated_bytes() const override { return imagined_ ? imagined_->bytes() : context_->allocated_bytes.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::optional<uint64_t> used_bytes() const override;
 
   [[nodiscard]] const Context& context() const { return *context_; }
   [[nodiscard]] const std::shared_ptr<Context>& shared_context() const { return context_; }
@@ -78,17 +86,20 @@ class Device final : public ops::Device {
   template <class Args>
   int blocks_per_sm(const Function<Args>& function, int threads, int shared_bytes) const {
     int blocks = 0;
+    if (imagined_) return 0;
     context_->make_current();
     return context_->driver.occupancy(&blocks, function.handle, threads, static_cast<size_t>(shared_bytes)) == kSuccess ? blocks : 0;
   }
 
  private:
+  explicit Device(ops::DeviceTraits traits);
   Device(std::shared_ptr<Context> context, ops::DeviceTraits traits, const DeviceOptions& options);
   Result<FunctionObject*> find_function(std::string_view unit, const char* name, int shared_bytes);
 
   std::shared_ptr<Context> context_;
   ops::DeviceTraits traits_;
   DeviceOptions options_;
+  std::optional<ops::CountedMemory> imagined_;  // there is no context then
   int max_shared_bytes_ = 0, l2_bytes_ = 0;
   std::map<std::string, ModuleObject*, std::less<>> modules_;
 };

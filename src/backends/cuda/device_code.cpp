@@ -42,6 +42,20 @@ Result<void> covers(std::span<const std::string_view> architectures, int device)
   return make_error(ErrorCode::kUnsupported, "sm_{} is not supported: this build has code for {}", device, fmt::join(architectures, ", "));
 }
 
+std::string code_for(std::span<const std::string_view> architectures, int device) {
+  // Machine code of the device's own before that of its relatives, and that before code which is translated; of each the newest.
+  std::string_view best;
+  const auto rank = [](std::string_view name) {
+    const Architecture code = parse(name);
+    return (code.exact ? 2000 : code.translated ? 0 : 1000) + code.number;
+  };
+  for (const std::string_view name : architectures)
+    if (runs_on(parse(name), device) && (best.empty() || rank(name) > rank(best))) best = name;
+  if (best.empty()) return {};
+  const bool translated = parse(best).translated;
+  return translated ? fmt::format("code for sm_{}, translated by the driver", parse(best).number) : fmt::format("machine code of sm_{}", best);
+}
+
 Result<void> build_covers(int device) {
   if (device_code().empty()) return make_error(ErrorCode::kUnsupported, "this build has no CUDA kernels: it was made without nvcc");
   return covers(code_architectures(), device);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "base/result.h"
@@ -26,6 +27,8 @@ int toolkit_version();
 
 /// Whether code for `architectures` runs on a device (90 for sm_90), or why not.
 Result<void> covers(std::span<const std::string_view> architectures, int device);
+/// What a device runs of code for `architectures`, in words: "machine code of sm_90a", "machine code of sm_80", "code for sm_89, translated by the driver"; empty: nothing.
+std::string code_for(std::span<const std::string_view> architectures, int device);
 /// The same for this build; a build without device code covers nothing.
 Result<void> build_covers(int device);
 

@@ -236,7 +236,10 @@ Device::Device(std::shared_ptr<Context> context, QueueObject* queue, ops::Device
   exact_division_ = (number_of<uint64_t>(driver, context_->device, kDeviceSingleFpConfig) & kFpCorrectlyRoundedDivide) != 0;
 }
 
+std::unique_ptr<Device> Device::imagine(ops::DeviceTraits traits) { return std::unique_ptr<Device>(new Device(std::move(traits))); }
+
 Device::~Device() {
+  if (imagined_) return;
   for (const auto& [key, program] : programs_) {
     for (const auto& [name, kernel] : program.kernels) context_->driver.kernel_release(kernel);
     context_->driver.program_release(program.handle);
@@ -245,6 +248,7 @@ Device::~Device() {
 }
 
 Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::string_view purpose) {
+  if (imagined_) return imagined_->allocate(size_bytes, size_bytes);
   const Driver& driver = context_->driver;
   if (size_bytes == 0) return std::unique_ptr<ops::Buffer>(std::make_unique<Buffer>(context_, nullptr, nullptr, 0));
   if (size_bytes > traits_.memory_bytes - std::min<uint64_t>(allocated_bytes(), traits_.memory_bytes))
@@ -282,6 +286,7 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::st
 }
 
 Result<std::unique_ptr<ops::Buffer>> Device::allocate_host(size_t size_bytes, std::string_view purpose) {
+  if (imagined_) return ops::CountedMemory::allocate_host(size_bytes);
   const size_t size = std::max<size_t>(size_bytes, 1);
   Status status = kSuccess;
   if (context_->allocate_host != nullptr) {
@@ -299,6 +304,7 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate_host(size_t size_bytes, st
 }
 
 Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
+  if (imagined_) return std::unique_ptr<ops::Stream>(std::make_unique<ops::IdleStream>());
   Status status = kSuccess;
   QueueObject* queue = context_->driver.queue_create(context_->handle, context_->device, nullptr, &status);
   if (queue == nullptr) return make_error(ErrorCode::kInternal, "{} makes no queue: {}", traits_.name, describe(status));
@@ -307,7 +313,7 @@ Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
 
 Result<std::unique_ptr<ops::Buffer>> Device::upload(std::span<const int32_t> values, std::string_view purpose) {
   ASSIGN_OR_RETURN(auto buffer, allocate(values.size_bytes(), purpose));
-  if (values.empty()) return buffer;
+  if (values.empty() || imagined_) return buffer;
   if (options_.inspectable) {
     std::copy_n(reinterpret_cast<const std::byte*>(values.data()), values.size_bytes(), buffer->address());
     return buffer;
@@ -319,6 +325,7 @@ Result<std::unique_ptr<ops::Buffer>> Device::upload(std::span<const int32_t> val
 }
 
 Result<bool> Device::flushes_half_subnormals() {
+  if (imagined_) return false;
   if (flushes_half_subnormals_) return *flushes_half_subnormals_;
   ASSIGN_OR_RETURN(const Function probe, function("dpas_probe", "half_subnormals", fmt::format("-cl-std=CL3.0 -DACTIVATION_BF16{}", emulation())));
   ASSIGN_OR_RETURN(const auto buffer, allocate(sizeof(int32_t), "the probe of half subnormals"));
@@ -333,6 +340,7 @@ Result<bool> Device::flushes_half_subnormals() {
 }
 
 Result<Function> Device::function(std::string_view unit, const char* name, std::string_view definitions) {
+  if (imagined_) return Function{nullptr, name};
   const std::string key = fmt::format("{} {}", unit, definitions);
   auto program = programs_.find(key);
   if (program == programs_.end()) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backends/opencl/driver.h"
+#include "ops/counted_memory.h"
 #include "ops/device.h"
 #include "ops/found_device.h"
 
@@ -107,13 +108,15 @@ class Device final : public ops::Device {
  public:
   /// `ordinal` counts all devices, Intel GPUs first; without one, the first Intel GPU is meant and no other device will do.
   static Result<std::unique_ptr<Device>> open(std::optional<int> ordinal, const DeviceOptions& options = {});
+  /// One that counts what it would allocate; kernels made for it are asked for sizes alone.
+  static std::unique_ptr<Device> imagine(ops::DeviceTraits traits);
   ~Device() override;
 
   [[nodiscard]] const ops::DeviceTraits& traits() const override { return traits_; }
   Result<std::unique_ptr<ops::Buffer>> allocate(size_t size_bytes, std::string_view purpose) override;
   Result<std::unique_ptr<ops::Buffer>> allocate_host(size_t size_bytes, std::string_view purpose) override;
   Result<std::unique_ptr<ops::Stream>> make_stream() override;
-  [[nodiscard]] size_t allocated_bytes() const override { return context_->allocated_bytes.load(std::memory_order_relaxed); }
+  [[nodiscard]] size_t allocated_bytes() const override { return imagined_ ? imagined_->bytes() : context_->allocated_bytes.load(std::memory_order_relaxed); }
 
   [[nodiscard]] const Context& context() const { return *context_; }
   [[nodiscard]] bool emulates_xe2() const { return options_.emulates_xe2; }
@@ -133,6 +136,7 @@ class Device final : public ops::Device {
   Result<std::unique_ptr<ops::Buffer>> upload(std::span<const int32_t> values, std::string_view purpose);
 
  private:
+  explicit Device(ops::DeviceTraits traits) : traits_(std::move(traits)), imagined_(std::in_place) {}
   Device(std::shared_ptr<Context> context, QueueObject* queue, ops::DeviceTraits traits, std::string driver_version, bool on_intel, const DeviceOptions& options);
   Result<ProgramObject*> build(std::string_view unit, std::string_view definitions);
   Result<ProgramObject*> build_from(const std::string& source, const std::string& options, std::string_view unit);
@@ -143,11 +147,12 @@ class Device final : public ops::Device {
   void store_cached(const std::string& path, ProgramObject* program) const;
 
   std::shared_ptr<Context> context_;
-  QueueObject* queue_;  // for what is done while things are made
+  QueueObject* queue_ = nullptr;  // for what is done while things are made
   ops::DeviceTraits traits_;
   std::string driver_version_;
-  bool on_intel_;
+  bool on_intel_ = false;
   DeviceOptions options_;
+  std::optional<ops::CountedMemory> imagined_;  // there is no context then
   size_t largest_allocation_ = 0;
   bool exact_division_ = false;
   std::optional<bool> flushes_half_subnormals_;
