@@ -12,6 +12,8 @@ constexpr KnownCard kCards[] = {
     {"h200", "NVIDIA H200", kCuda, 150754820096, 4.8e12, 132, 90, true},
     {"h100", "NVIDIA H100 80GB HBM3", kCuda, 79 * kGiB, 3.35e12, 132, 90, true},
     {"a100", "NVIDIA A100 80GB", kCuda, 79 * kGiB, 2.039e12, 108, 80, false},
+    {"rtxa6000", "NVIDIA RTX A6000", kCuda, 47 * kGiB, 768e9, 84, 86, false},
+    {"rtx3090", "NVIDIA GeForce RTX 3090", kCuda, 47 * kGiB / 2, 936e9, 82, 86, false},
     {"l40s", "NVIDIA L40S", kCuda, 44 * kGiB, 864e9, 142, 89, true},
     {"rtx4090", "NVIDIA GeForce RTX 4090", kCuda, 47 * kGiB / 2, 1.008e12, 128, 89, true},
     {"rtx5090", "NVIDIA GeForce RTX 5090", kCuda, 31 * kGiB, 1.792e12, 170, 120, true},

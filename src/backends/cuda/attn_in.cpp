@@ -1,4 +1,6 @@
 #include "backends/cuda/attention_args.h"
+#include "backends/cuda/linears_mma.h"
+#include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
 #include "ops/kv_dtype.h"
 
@@ -7,11 +9,12 @@ namespace quern::cuda::plain {
 namespace {
 
 /// Packed: q, k, v, then in f32 the factors of the input norm, of q_norm and of k_norm, the frequencies and, i32, the axis of each.
+template <class Linears>
 class AttnInKernel final : public ops::AttnIn::Kernel {
  public:
-  AttnInKernel(const ops::AttnIn::Problem& problem, const LinearLauncher& launcher, Function<RotateArgs> rotate)
+  AttnInKernel(const ops::AttnIn::Problem& problem, const Linears& linears, Function<RotateArgs> rotate)
       : problem_(problem),
-        launcher_(launcher),
+        linears_(linears),
         rotate_(rotate),
         q_(problem.q, 0),
         k_(problem.k, q_.end_bytes()),
@@ -28,7 +31,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     }
   }
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override {
     return norms_at_ + static_cast<size_t>(problem_.hidden + 2 * problem_.head_dim + 2 * num_frequencies()) * sizeof(float);
   }
@@ -37,13 +40,13 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     return bytes(rows * problem_.hidden) + bytes(rows * q_width()) + 2 * bytes(rows * kv_width());
   }
   void pack(const ops::AttnIn::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
-    q_.pack(weights.q, packed, stream);
-    k_.pack(weights.k, packed, stream);
-    v_.pack(weights.v, packed, stream);
+    linears_.pack(q_, weights.q, packed, stream);
+    linears_.pack(k_, weights.k, packed, stream);
+    linears_.pack(v_, weights.v, packed, stream);
     const Norms norms = norms_in(packed);
-    launcher_.widen(cuda_stream(stream), weights.norm, norms.input, 1.0f);
-    launcher_.widen(cuda_stream(stream), weights.q_norm, norms.q, 1.0f);
-    launcher_.widen(cuda_stream(stream), weights.k_norm, norms.k, 1.0f);
+    linears_.widen(cuda_stream(stream), weights.norm, norms.input, 1.0f);
+    linears_.widen(cuda_stream(stream), weights.q_norm, norms.q, 1.0f);
+    linears_.widen(cuda_stream(stream), weights.k_norm, norms.k, 1.0f);
     if (num_frequencies() == 0) return;
     const auto offset = [&](const void* place) { return static_cast<size_t>(static_cast<const std::byte*>(place) - packed.address()); };
     stream.copy_to_device(problem_.inv_freq.data(), {&packed, offset(norms.inv_freq), DType::kF32, Shape{num_frequencies()}});
@@ -62,10 +65,10 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
       std::byte* q = scratch.take(bytes(n * q_width()));
       std::byte* k = scratch.take(bytes(n * kv_width()));
       std::byte* v = scratch.take(bytes(n * kv_width()));
-      launcher_.norm(stream, dtype, row_address(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, norms.input, 0.0f, normed, problem_.hidden);
-      launcher_.multiply(stream, q_.view(packed), dtype, normed, n, Epilogue::kStore, q);
-      launcher_.multiply(stream, k_.view(packed), dtype, normed, n, Epilogue::kStore, k);
-      launcher_.multiply(stream, v_.view(packed), dtype, normed, n, Epilogue::kStore, v);
+      linears_.norm(stream, dtype, row_address(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, norms.input, 0.0f, normed, problem_.hidden);
+      linears_.multiply(stream, q_, packed, dtype, normed, n, Epilogue::kStore, q);
+      linears_.multiply(stream, k_, packed, dtype, normed, n, Epilogue::kStore, k);
+      linears_.multiply(stream, v_, packed, dtype, normed, n, Epilogue::kStore, v);
       RotateArgs args{};
       args.step = step_tables(rows);
       args.first_row = static_cast<int32_t>(first);
@@ -109,12 +112,20 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
   [[nodiscard]] int64_t num_frequencies() const { return std::ssize(problem_.inv_freq); }
 
   ops::AttnIn::Problem problem_;
-  LinearLauncher launcher_;
+  Linears linears_;
   Function<RotateArgs> rotate_;
-  PackedLinear q_, k_, v_;
+  typename Linears::Packed q_, k_, v_;
   size_t norms_at_;
   std::vector<int32_t> axis_;
 };
+
+template <class Linears>
+Result<std::unique_ptr<ops::AttnIn::Kernel>> make_on(const ops::AttnIn::Problem& problem, Device& device) {
+  CHECK(2 * std::ssize(problem.inv_freq) <= problem.head_dim);
+  ASSIGN_OR_RETURN(const Linears linears, Linears::create(device));
+  ASSIGN_OR_RETURN(const auto rotate, device.function<RotateArgs>("attention", "rotate_rows"));
+  return std::unique_ptr<ops::AttnIn::Kernel>(std::make_unique<AttnInKernel<Linears>>(problem, linears, rotate));
+}
 
 }  // namespace
 
@@ -128,11 +139,17 @@ ops::Verdict accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTrait
   return accepts_activation(traits, problem.activation);
 }
 
-Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device) {
-  CHECK(2 * std::ssize(problem.inv_freq) <= problem.head_dim);
-  ASSIGN_OR_RETURN(const LinearLauncher launcher, LinearLauncher::create(cuda_device(device)));
-  ASSIGN_OR_RETURN(const auto rotate, cuda_device(device).function<RotateArgs>("attention", "rotate_rows"));
-  return std::unique_ptr<ops::AttnIn::Kernel>(std::make_unique<AttnInKernel>(problem, launcher, rotate));
-}
+Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device) { return make_on<LinearLauncher>(problem, cuda_device(device)); }
 
 }  // namespace quern::cuda::plain
+
+namespace quern::cuda::mma {
+
+ops::Verdict accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = plain::accepts(problem, traits); !verdict.accepted) return verdict;
+  return TiledLinears::accepts(problem.activation, {problem.q, problem.k, problem.v});
+}
+
+Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device) { return plain::make_on<TiledLinears>(problem, cuda_device(device)); }
+
+}  // namespace quern::cuda::mma

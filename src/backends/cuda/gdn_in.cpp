@@ -1,3 +1,5 @@
+#include "backends/cuda/linears_mma.h"
+#include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
 
 namespace quern::cuda::plain {
@@ -5,28 +7,29 @@ namespace quern::cuda::plain {
 namespace {
 
 /// Packed: qkv, z, b, a, then the norm's factors in f32.
+template <class Linears>
 class GdnInKernel final : public ops::GdnIn::Kernel {
  public:
-  GdnInKernel(const ops::GdnIn::Problem& problem, const LinearLauncher& launcher)
+  GdnInKernel(const ops::GdnIn::Problem& problem, const Linears& linears)
       : problem_(problem),
-        launcher_(launcher),
+        linears_(linears),
         qkv_(problem.qkv, 0),
         z_(problem.z, qkv_.end_bytes()),
         b_(problem.b, z_.end_bytes()),
         a_(problem.a, b_.end_bytes()),
         norm_at_(a_.end_bytes()) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     return Scratch::size(static_cast<size_t>(std::min(max_rows, kRowTile) * problem_.hidden) * dtype_size(problem_.activation));
   }
   void pack(const ops::GdnIn::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
-    qkv_.pack(weights.qkv, packed, stream);
-    z_.pack(weights.z, packed, stream);
-    b_.pack(weights.b, packed, stream);
-    a_.pack(weights.a, packed, stream);
-    launcher_.widen(cuda_stream(stream), weights.norm, reinterpret_cast<float*>(packed.address() + norm_at_), 1.0f);
+    linears_.pack(qkv_, weights.qkv, packed, stream);
+    linears_.pack(z_, weights.z, packed, stream);
+    linears_.pack(b_, weights.b, packed, stream);
+    linears_.pack(a_, weights.a, packed, stream);
+    linears_.widen(cuda_stream(stream), weights.norm, reinterpret_cast<float*>(packed.address() + norm_at_), 1.0f);
   }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::Buffer& packed, const ops::GdnInputs& out,
@@ -37,10 +40,10 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
       std::byte* normed = scratch.take(workspace_bytes(n));
-      launcher_.norm(stream, problem_.activation, row_address(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, norm, 0.0f, normed, problem_.hidden);
-      const auto project = [&](const PackedLinear& weight, const ops::TensorView& to) {
+      linears_.norm(stream, problem_.activation, row_address(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, norm, 0.0f, normed, problem_.hidden);
+      const auto project = [&](const typename Linears::Packed& weight, const ops::TensorView& to) {
         if (weight.shape().out_features == 0) return;
-        launcher_.multiply(stream, weight.view(packed), problem_.activation, normed, n, Epilogue::kStore, row_address(to, first, weight.shape().out_features));
+        linears_.multiply(stream, weight, packed, problem_.activation, normed, n, Epilogue::kStore, row_address(to, first, weight.shape().out_features));
       };
       project(qkv_, out.qkv);
       project(z_, out.z);
@@ -51,18 +54,32 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
 
  private:
   ops::GdnIn::Problem problem_;
-  LinearLauncher launcher_;
-  PackedLinear qkv_, z_, b_, a_;
+  Linears linears_;
+  typename Linears::Packed qkv_, z_, b_, a_;
   size_t norm_at_;
 };
+
+template <class Linears>
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make_on(const ops::GdnIn::Problem& problem, Device& device) {
+  ASSIGN_OR_RETURN(const Linears linears, Linears::create(device));
+  return std::unique_ptr<ops::GdnIn::Kernel>(std::make_unique<GdnInKernel<Linears>>(problem, linears));
+}
 
 }  // namespace
 
 ops::Verdict accepts(const ops::GdnIn::Problem& problem, const ops::DeviceTraits& traits) { return accepts_activation(traits, problem.activation); }
 
-Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) {
-  ASSIGN_OR_RETURN(const LinearLauncher launcher, LinearLauncher::create(cuda_device(device)));
-  return std::unique_ptr<ops::GdnIn::Kernel>(std::make_unique<GdnInKernel>(problem, launcher));
-}
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) { return make_on<LinearLauncher>(problem, cuda_device(device)); }
 
 }  // namespace quern::cuda::plain
+
+namespace quern::cuda::mma {
+
+ops::Verdict accepts(const ops::GdnIn::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = plain::accepts(problem, traits); !verdict.accepted) return verdict;
+  return TiledLinears::accepts(problem.activation, {problem.qkv, problem.z, problem.b, problem.a});
+}
+
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) { return plain::make_on<TiledLinears>(problem, cuda_device(device)); }
+
+}  // namespace quern::cuda::mma

@@ -1,19 +1,22 @@
+#include "backends/cuda/linears_mma.h"
+#include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
 
 namespace quern::cuda::plain {
 
 namespace {
 
+template <class Linears>
 class HeadKernel final : public ops::Head::Kernel {
  public:
-  HeadKernel(const ops::Head::Problem& problem, const LinearLauncher& launcher) : problem_(problem), launcher_(launcher), lm_head_(problem.lm_head, 0) {}
+  HeadKernel(const ops::Head::Problem& problem, const Linears& linears) : problem_(problem), linears_(linears), lm_head_(problem.lm_head, 0) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return problem_.tied ? 0 : lm_head_.end_bytes(); }
-  [[nodiscard]] std::string_view table_layout() const override { return kRowsLayout; }
+  [[nodiscard]] std::string_view table_layout() const override { return Linears::kTableLayout; }
   void pack(const ops::LinearSource& lm_head, ops::Buffer& packed, ops::Stream& stream) const override {
     CHECK(!problem_.tied);
-    lm_head_.pack(lm_head, packed, stream);
+    linears_.pack(lm_head_, lm_head, packed, stream);
   }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows,
@@ -21,26 +24,41 @@ class HeadKernel final : public ops::Head::Kernel {
                ops::Launch& launch) const override {
     if (rows.num_rows == 0) return;
     Stream& stream = cuda_stream(launch.stream);
-    launcher_.norm(stream, problem_.activation, x.data<void>(), rows.num_rows, problem_.hidden, problem_.eps, norm.data<float>(), 1.0f, hidden.data<void>(),
+    linears_.norm(stream, problem_.activation, x.data<void>(), rows.num_rows, problem_.hidden, problem_.eps, norm.data<float>(), 1.0f, hidden.data<void>(),
                    problem_.hidden);
     if (logit_rows.empty()) return;
-    launcher_.multiply(stream, lm_head_.view(packed), problem_.activation, hidden.data<void>(), logit_rows.shape[0], Epilogue::kStoreF32, logits.data<void>(),
+    linears_.multiply(stream, lm_head_, packed, problem_.activation, hidden.data<void>(), logit_rows.shape[0], Epilogue::kStoreF32, logits.data<void>(),
                        logit_rows.data<int32_t>());
   }
 
  private:
   ops::Head::Problem problem_;
-  LinearLauncher launcher_;
-  PackedLinear lm_head_;
+  Linears linears_;
+  typename Linears::Packed lm_head_;
 };
+
+template <class Linears>
+Result<std::unique_ptr<ops::Head::Kernel>> make_on(const ops::Head::Problem& problem, Device& device) {
+  ASSIGN_OR_RETURN(const Linears linears, Linears::create(device));
+  return std::unique_ptr<ops::Head::Kernel>(std::make_unique<HeadKernel<Linears>>(problem, linears));
+}
 
 }  // namespace
 
 ops::Verdict accepts(const ops::Head::Problem& problem, const ops::DeviceTraits& traits) { return accepts_activation(traits, problem.activation); }
 
-Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device) {
-  ASSIGN_OR_RETURN(const LinearLauncher launcher, LinearLauncher::create(cuda_device(device)));
-  return std::unique_ptr<ops::Head::Kernel>(std::make_unique<HeadKernel>(problem, launcher));
-}
+Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device) { return make_on<LinearLauncher>(problem, cuda_device(device)); }
 
 }  // namespace quern::cuda::plain
+
+namespace quern::cuda::mma {
+
+ops::Verdict accepts(const ops::Head::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = plain::accepts(problem, traits); !verdict.accepted) return verdict;
+  if (problem.tied) return ops::refuse("a tied table stays in rows, as embed reads it");
+  return TiledLinears::accepts(problem.activation, {problem.lm_head});
+}
+
+Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device) { return plain::make_on<TiledLinears>(problem, cuda_device(device)); }
+
+}  // namespace quern::cuda::mma

@@ -21,6 +21,7 @@ constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90.single", sm90::accepts, ma
                                           {"cuda.sm90.pairs", sm90::accepts, make_linear<Op, sm90::PromptShape::kPair>, true},
                                           {"cuda.sm90.tall.pairs", sm90::accepts, make_linear<Op, sm90::PromptShape::kTallPair>, true},
                                           {"cuda.sm90", sm90::accepts, make_linear<Op, sm90::PromptShape::kFastest>},
+                                          {"cuda.mma", mma::accepts, mma::make},
                                           {"cuda.plain", plain::accepts, plain::make}};
 template <class Op>
 constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", plain::accepts, plain::make}};

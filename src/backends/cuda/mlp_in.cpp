@@ -1,3 +1,5 @@
+#include "backends/cuda/linears_mma.h"
+#include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
 
 namespace quern::cuda::plain {
@@ -5,20 +7,21 @@ namespace quern::cuda::plain {
 namespace {
 
 /// Packed: gate, up, then the norm's factors in f32.
+template <class Linears>
 class MlpInKernel final : public ops::MlpIn::Kernel {
  public:
-  MlpInKernel(const ops::MlpIn::Problem& problem, const LinearLauncher& launcher)
-      : problem_(problem), launcher_(launcher), gate_(problem.gate, 0), up_(problem.up, gate_.end_bytes()), norm_at_(up_.end_bytes()) {}
+  MlpInKernel(const ops::MlpIn::Problem& problem, const Linears& linears)
+      : problem_(problem), linears_(linears), gate_(problem.gate, 0), up_(problem.up, gate_.end_bytes()), norm_at_(up_.end_bytes()) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     return Scratch::size(static_cast<size_t>(std::min(max_rows, kRowTile) * problem_.hidden) * dtype_size(problem_.activation));
   }
   void pack(const ops::MlpIn::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
-    gate_.pack(weights.gate, packed, stream);
-    up_.pack(weights.up, packed, stream);
-    launcher_.widen(cuda_stream(stream), weights.norm, reinterpret_cast<float*>(packed.address() + norm_at_), 1.0f);
+    linears_.pack(gate_, weights.gate, packed, stream);
+    linears_.pack(up_, weights.up, packed, stream);
+    linears_.widen(cuda_stream(stream), weights.norm, reinterpret_cast<float*>(packed.address() + norm_at_), 1.0f);
   }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::Buffer& packed, const ops::Activation& out,
@@ -32,18 +35,24 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
       Scratch scratch(launch.workspace);
       std::byte* normed = scratch.take(workspace_bytes(n));
       std::byte* to = row_address(out.data, first, problem_.intermediate);
-      launcher_.norm(stream, dtype, row_address(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, norm, 0.0f, normed, problem_.hidden);
-      launcher_.multiply(stream, gate_.view(packed), dtype, normed, n, Epilogue::kSilu, to);
-      launcher_.multiply(stream, up_.view(packed), dtype, normed, n, Epilogue::kMultiply, to);
+      linears_.norm(stream, dtype, row_address(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, norm, 0.0f, normed, problem_.hidden);
+      linears_.multiply(stream, gate_, packed, dtype, normed, n, Epilogue::kSilu, to);
+      linears_.multiply(stream, up_, packed, dtype, normed, n, Epilogue::kMultiply, to);
     }
   }
 
  private:
   ops::MlpIn::Problem problem_;
-  LinearLauncher launcher_;
-  PackedLinear gate_, up_;
+  Linears linears_;
+  typename Linears::Packed gate_, up_;
   size_t norm_at_;
 };
+
+template <class Linears>
+Result<std::unique_ptr<ops::MlpIn::Kernel>> make_on(const ops::MlpIn::Problem& problem, Device& device) {
+  ASSIGN_OR_RETURN(const Linears linears, Linears::create(device));
+  return std::unique_ptr<ops::MlpIn::Kernel>(std::make_unique<MlpInKernel<Linears>>(problem, linears));
+}
 
 }  // namespace
 
@@ -51,9 +60,17 @@ ops::Verdict accepts(const ops::MlpIn::Problem& problem, const ops::DeviceTraits
   return accepts_activation(traits, problem.activation, problem.out);
 }
 
-Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device) {
-  ASSIGN_OR_RETURN(const LinearLauncher launcher, LinearLauncher::create(cuda_device(device)));
-  return std::unique_ptr<ops::MlpIn::Kernel>(std::make_unique<MlpInKernel>(problem, launcher));
-}
+Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device) { return make_on<LinearLauncher>(problem, cuda_device(device)); }
 
 }  // namespace quern::cuda::plain
+
+namespace quern::cuda::mma {
+
+ops::Verdict accepts(const ops::MlpIn::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = plain::accepts(problem, traits); !verdict.accepted) return verdict;
+  return TiledLinears::accepts(problem.activation, {problem.gate, problem.up});
+}
+
+Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device) { return plain::make_on<TiledLinears>(problem, cuda_device(device)); }
+
+}  // namespace quern::cuda::mma

@@ -2,8 +2,8 @@
 
 #include "backends/cuda/plain.h"
 
-// The candidates named "cuda.mma": bf16 activations, heads of the model's sizes, matrix instructions of sm_80 and newer. Prompt rows and decode rows have kernels, and so arithmetics, of their
-// own; within a kind a row's bits depend on its sequence only.
+// The candidates named "cuda.mma": bf16 activations and matrix instructions of sm_80 and newer. Attention and gdn_mix take heads of the model's sizes; prompt rows and decode rows have kernels,
+// and so arithmetics, of their own there, and within a kind a row's bits depend on its sequence only. Linear layers (linears_mma.h) widen FP8 weights to bf16, and have one arithmetic for both kinds.
 
 namespace quern::cuda::mma {
 
@@ -12,6 +12,12 @@ namespace quern::cuda::mma {
   Result<std::unique_ptr<ops::Op::Kernel>> make(const ops::Op::Problem& problem, ops::Device& device);
 QUERN_MMA(Attention)
 QUERN_MMA(GdnMix)
+QUERN_MMA(AttnIn)
+QUERN_MMA(GdnIn)
+QUERN_MMA(MlpIn)
+QUERN_MMA(MtpIn)
+QUERN_MMA(Head)
+QUERN_MMA(LinearResidual)
 #undef QUERN_MMA
 /// "cuda.mma.chunked": as GdnMix's, and prompt rows chunk by chunk on the matrix units.
 Result<std::unique_ptr<ops::GdnMix::Kernel>> make_chunked(const ops::GdnMix::Problem& problem, ops::Device& device);

@@ -1,3 +1,5 @@
+#include "backends/cuda/linears_mma.h"
+#include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
 
 namespace quern::cuda::plain {
@@ -5,21 +7,22 @@ namespace quern::cuda::plain {
 namespace {
 
 /// Packed: fc, then the factors of both norms in f32.
+template <class Linears>
 class MtpInKernel final : public ops::MtpIn::Kernel {
  public:
-  MtpInKernel(const ops::MtpIn::Problem& problem, const LinearLauncher& launcher)
-      : problem_(problem), launcher_(launcher), fc_(problem.fc, 0), norms_at_(fc_.end_bytes()) {}
+  MtpInKernel(const ops::MtpIn::Problem& problem, const Linears& linears)
+      : problem_(problem), linears_(linears), fc_(problem.fc, 0), norms_at_(fc_.end_bytes()) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return norms_at_ + static_cast<size_t>(2 * problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
     return Scratch::size(static_cast<size_t>(std::min(max_rows, kRowTile) * 2 * problem_.hidden) * dtype_size(problem_.activation));
   }
   void pack(const ops::MtpIn::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
-    fc_.pack(weights.fc, packed, stream);
+    linears_.pack(fc_, weights.fc, packed, stream);
     auto* norms = reinterpret_cast<float*>(packed.address() + norms_at_);
-    launcher_.widen(cuda_stream(stream), weights.norm_embedding, norms, 1.0f);
-    launcher_.widen(cuda_stream(stream), weights.norm_hidden, norms + problem_.hidden, 1.0f);
+    linears_.widen(cuda_stream(stream), weights.norm_embedding, norms, 1.0f);
+    linears_.widen(cuda_stream(stream), weights.norm_hidden, norms + problem_.hidden, 1.0f);
   }
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& embedding, const ops::TensorView& hidden, const ops::Buffer& packed,
@@ -32,27 +35,41 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
       const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
       std::byte* both = scratch.take(workspace_bytes(n));
-      launcher_.norm(stream, dtype, row_address(embedding, first, width), n, width, problem_.eps, norms, 0.0f, both, 2 * width);
-      launcher_.norm(stream, dtype, row_address(hidden, first, width), n, width, problem_.eps, norms + width, 0.0f,
+      linears_.norm(stream, dtype, row_address(embedding, first, width), n, width, problem_.eps, norms, 0.0f, both, 2 * width);
+      linears_.norm(stream, dtype, row_address(hidden, first, width), n, width, problem_.eps, norms + width, 0.0f,
                      both + static_cast<size_t>(width) * dtype_size(dtype), 2 * width);
-      launcher_.multiply(stream, fc_.view(packed), dtype, both, n, Epilogue::kStore, row_address(x, first, width));
+      linears_.multiply(stream, fc_, packed, dtype, both, n, Epilogue::kStore, row_address(x, first, width));
     }
   }
 
  private:
   ops::MtpIn::Problem problem_;
-  LinearLauncher launcher_;
-  PackedLinear fc_;
+  Linears linears_;
+  typename Linears::Packed fc_;
   size_t norms_at_;
 };
+
+template <class Linears>
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make_on(const ops::MtpIn::Problem& problem, Device& device) {
+  ASSIGN_OR_RETURN(const Linears linears, Linears::create(device));
+  return std::unique_ptr<ops::MtpIn::Kernel>(std::make_unique<MtpInKernel<Linears>>(problem, linears));
+}
 
 }  // namespace
 
 ops::Verdict accepts(const ops::MtpIn::Problem& problem, const ops::DeviceTraits& traits) { return accepts_activation(traits, problem.activation); }
 
-Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) {
-  ASSIGN_OR_RETURN(const LinearLauncher launcher, LinearLauncher::create(cuda_device(device)));
-  return std::unique_ptr<ops::MtpIn::Kernel>(std::make_unique<MtpInKernel>(problem, launcher));
-}
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) { return make_on<LinearLauncher>(problem, cuda_device(device)); }
 
 }  // namespace quern::cuda::plain
+
+namespace quern::cuda::mma {
+
+ops::Verdict accepts(const ops::MtpIn::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = plain::accepts(problem, traits); !verdict.accepted) return verdict;
+  return TiledLinears::accepts(problem.activation, {problem.fc});
+}
+
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) { return plain::make_on<TiledLinears>(problem, cuda_device(device)); }
+
+}  // namespace quern::cuda::mma

@@ -74,10 +74,10 @@ Result<LinearLauncher> LinearLauncher::create(Device& device) {
   return launcher;
 }
 
-void LinearLauncher::multiply(Stream& stream, const Weight& weight, DType activation, const void* x, int64_t num_rows, Epilogue epilogue, void* out,
+void LinearLauncher::multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, DType activation, const void* x, int64_t num_rows, Epilogue epilogue, void* out,
                               const int32_t* x_rows) const {
-  const LinearArgs args{weight, activation, epilogue, static_cast<int32_t>(num_rows), x, x_rows, out};
-  const auto features = static_cast<unsigned>(ceil_div(weight.out_features, kFeaturesPerBlock)), rows = static_cast<unsigned>(ceil_div(num_rows, kRowsPerBlock));
+  const LinearArgs args{weight.view(packed), activation, epilogue, static_cast<int32_t>(num_rows), x, x_rows, out};
+  const auto features = static_cast<unsigned>(ceil_div(weight.shape().out_features, kFeaturesPerBlock)), rows = static_cast<unsigned>(ceil_div(num_rows, kRowsPerBlock));
   stream.launch(linear_, {.grid = {features, rows}, .block = {kThreads}}, args);
 }
 

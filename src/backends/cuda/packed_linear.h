@@ -46,13 +46,18 @@ class Scratch {
   size_t left_;
 };
 
-/// The kernels of linear.cu, and how plain ops launch them.
+/// The kernels of linear.cu, and how plain ops launch them. Ops are written for any such class: what packs and multiplies weights, and the norms before.
 class LinearLauncher {
  public:
+  using Packed = PackedLinear;
+  static constexpr std::string_view kTableLayout = kRowsLayout;
   static Result<LinearLauncher> create(Device& device);
+  static std::string_view arithmetic(DType activation) { return activation == DType::kF32 ? "cuda.plain.f32" : "cuda.plain.bf16"; }
+
+  void pack(const PackedLinear& weight, const ops::LinearSource& source, ops::Buffer& packed, ops::Stream& stream) const { weight.pack(source, packed, stream); }
 
   /// y = W x of `num_rows` rows; `x_rows` may name them.
-  void multiply(Stream& stream, const Weight& weight, DType activation, const void* x, int64_t num_rows, Epilogue epilogue, void* out,
+  void multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, DType activation, const void* x, int64_t num_rows, Epilogue epilogue, void* out,
                 const int32_t* x_rows = nullptr) const;
   /// RMSNorm with factors `weight` + `weight_offset`.
   void norm(Stream& stream, DType activation, const void* x, int64_t num_rows, int64_t width, float eps, const float* weight, float weight_offset, void* out,

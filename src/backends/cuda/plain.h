@@ -35,7 +35,7 @@ QUERN_PLAIN(Combine)
 
 // What they share.
 
-inline std::string_view arithmetic_id(DType activation) { return activation == DType::kF32 ? "cuda.plain.f32" : "cuda.plain.bf16"; }
+inline std::string_view arithmetic_id(DType activation) { return LinearLauncher::arithmetic(activation); }
 
 inline ops::Verdict has_device_code(const ops::DeviceTraits& traits) {
   return traits.device_code ? ops::accept() : ops::refuse("{}", traits.why_no_device_code);

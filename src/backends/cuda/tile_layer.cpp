@@ -56,7 +56,6 @@ ops::Verdict TileLayer::accepts(const Spec& spec, const ops::DeviceTraits& trait
     if (part.in_features % ops::kScaleBlock != 0) return ops::refuse("{} input features are not a multiple of {}", part.in_features, ops::kScaleBlock);
     if (part.scheme != WeightScheme::kBF16 && !ops::is_fp8(part.scheme)) return ops::refuse("{} weights are not supported", weight_scheme_name(part.scheme));
     if (ops::is_fp8(part.scheme) && !traits.fp8_matrix) return ops::refuse("fp8 weights are multiplied with quantised activations, which are not wanted");
-    if (ops::is_fp8(part.scheme) && part.static_input_scale) return ops::refuse("static activation scales are not supported");
   }
   if (spec.parts.size() > static_cast<size_t>(kMaxSegments)) return ops::refuse("{} weights over one input", spec.parts.size());
   if (spec.gate_and_up && first.out_features != spec.parts[1].out_features) return ops::refuse("gate and up differ in extent");

@@ -1,0 +1,215 @@
+#include "ops/linear_case.h"
+
+// The linear layers of "cuda.mma": FP8 weights are widened to bf16 exactly, activations stay bf16. A row has the same bits in any launch, as a prompt row and as a decode row.
+
+namespace quern::ops::testing {
+namespace {
+
+constexpr float kEps = 1e-6f;
+constexpr double kBound = 6e-3;  // three or four roundings to bf16
+constexpr double kLogitBound = 2e-6;  // f32 sums of exact products
+#define ONLY_MMA() \
+  if (candidate_under_test() != "cuda.mma") GTEST_SKIP() << "this test is about cuda.mma"
+
+constexpr WeightScheme kAll[] = {WeightScheme::kFp8Block, WeightScheme::kFp8Channel, WeightScheme::kFp8Tensor, WeightScheme::kBF16};
+/// Around the row counts at which launches change their shape.
+constexpr int64_t kPieces[] = {1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 129};
+
+Vector rounded(Vector x) {
+  for (double& value : x) value = round_bf16(static_cast<float>(value));
+  return x;
+}
+
+/// Runs `enqueue(first, count, kind)` over the rows in pieces of every size and kind; the bytes of `out` are those of all rows at once.
+template <class Enqueue>
+void expect_same_bits(const TensorView& out, int64_t rows, const Enqueue& enqueue) {
+  enqueue(0, rows, RowKind::kPrompt);
+  const std::string together = Bed::bytes(out);
+  for (const int64_t piece : kPieces) {
+    std::memset(out.data<std::byte>(), 0xff, out.size_bytes());
+    for (int64_t first = 0; first < rows; first += piece) enqueue(first, std::min(piece, rows - first), RowKind::kDecode);
+    EXPECT_TRUE(Bed::bytes(out) == together) << "pieces of " << piece;
+  }
+}
+
+TEST(MmaLinear, AddsTheProductOfEverySchemeAndExtent) {
+  ONLY_MMA();
+  struct Extent {
+    int64_t out, in;
+  };
+  // One scale block, fewer than slices, more; tiles of features that are not whole; the K of the 27B model's down_proj on four ranks.
+  for (const Extent e : {Extent{2, 128}, {48, 640}, {130, 1152}, {328, 2560}, {300, 4352}})
+    for (const WeightScheme scheme : kAll)
+      for (const bool adds : {true, false}) {
+        if (!adds && e.in != 640) continue;
+        SCOPED_TRACE(::testing::Message() << weight_scheme_name(scheme) << " " << e.out << " x " << e.in << (adds ? ", added" : ""));
+        Bed bed;
+        Random random(5);
+        constexpr int64_t rows = 131;
+        const LinearCase linear(bed, random, {e.out, e.in, scheme});
+        const TensorView in = bed.tensor(DType::kBF16, {rows, e.in}, random.normals(rows * e.in));
+        const TensorView before = bed.tensor(DType::kBF16, {rows, e.out}, random.normals(rows * e.out));
+        const auto kernel = make_kernel<OutResidual>(bed, {linear.source.shape, ActivationLayout::kPlain, DType::kBF16, adds});
+        ASSERT_EQ(kernel->arithmetic(), "cuda.mma.w16");
+        Buffer& packed = bed.packed(*kernel);
+        kernel->pack(linear.source, packed, bed.stream());
+        const TensorView x = bed.tensor(DType::kBF16, {rows, e.out});
+        const auto enqueue = [&](int64_t first, int64_t count, RowKind kind) {
+          bed.stream().copy(rows_from(before, first, count), rows_from(x, first, count));
+          Launch launch = bed.launch(*kernel, count);
+          kernel->enqueue(KindRows(count, kind).rows, {ActivationLayout::kPlain, rows_from(in, first, count), {}}, packed, rows_from(x, first, count), launch);
+        };
+        expect_same_bits(x, rows, enqueue);
+        Vector expected;
+        std::vector<float> actual;
+        for (const int64_t row : {int64_t{0}, int64_t{1}, int64_t{40}, rows - 1}) {
+          const Vector y = multiply(linear.dense, row_of(in, row));
+          for (int64_t i = 0; i < e.out; ++i) {
+            expected.push_back(y[static_cast<size_t>(i)] + (adds ? double{Bed::get(before, row * e.out + i)} : 0.0));
+            actual.push_back(Bed::get(x, row * e.out + i));
+          }
+        }
+        EXPECT_LE(relative_rms(actual, expected), kBound);
+      }
+}
+
+TEST(MmaLinear, WidensEveryCodeExactly) {
+  ONLY_MMA();
+  // Each code times one: 128 columns of which one row of x picks one.
+  Bed bed;
+  Random random(6);
+  LinearCase linear(bed, random, {256, 128, WeightScheme::kFp8Tensor});
+  Bed::set(linear.source.scale, 0, 1.0f);
+  for (int64_t feature = 0; feature < 256; ++feature)
+    for (int64_t k = 0; k < 128; ++k) linear.source.weight.data<uint8_t>()[feature * 128 + k] = static_cast<uint8_t>((feature + k) % 256);
+  std::vector<float> picks(128 * 128);
+  for (size_t k = 0; k < 128; ++k) picks[k * 128 + k] = 1;
+  const TensorView x = bed.tensor(DType::kBF16, {128, 128}, picks);
+  const auto kernel = make_kernel<OutResidual>(bed, {linear.source.shape, ActivationLayout::kPlain, DType::kBF16, false});
+  Buffer& packed = bed.packed(*kernel);
+  kernel->pack(linear.source, packed, bed.stream());
+  const TensorView out = bed.tensor(DType::kBF16, {128, 256});
+  Launch launch = bed.launch(*kernel, 128);
+  kernel->enqueue(KindRows(128, RowKind::kPrompt).rows, {ActivationLayout::kPlain, x, {}}, packed, out, launch);
+  for (int64_t row = 0; row < 128; ++row)
+    for (int64_t feature = 0; feature < 256; ++feature) {
+      // A row of x whose column meets one of the two NaN codes is not looked at: no weight holds them.
+      const auto code = static_cast<uint8_t>((feature + row) % 256);
+      if ((code & 0x7f) == 0x7f) continue;
+      EXPECT_EQ(Bed::get(out, row * 256 + feature), kE4M3Table[code]) << "code " << int{code} << " in row " << row;
+    }
+}
+
+TEST(MmaLinear, MlpInIsSiluOfGateTimesUpOfTheNormedInput) {
+  ONLY_MMA();
+  for (const WeightScheme scheme : kAll) {
+    SCOPED_TRACE(weight_scheme_name(scheme));
+    Bed bed;
+    Random random(3);
+    constexpr int64_t kHidden = 640, kWidth = 328, kRows = 140;
+    const LinearCase gate(bed, random, {kWidth, kHidden, scheme}), up(bed, random, {kWidth, kHidden, scheme});
+    const TensorView norm = bed.tensor(DType::kBF16, {kHidden}, random.normals(kHidden, 0.2f));
+    const TensorView x = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden));
+    const auto kernel = make_kernel<MlpIn>(bed, {kHidden, kWidth, gate.source.shape, up.source.shape, kEps, DType::kBF16});
+    ASSERT_EQ(kernel->arithmetic(), "cuda.mma.w16");
+    Buffer& packed = bed.packed(*kernel);
+    kernel->pack({norm, gate.source, up.source}, packed, bed.stream());
+    const TensorView out = bed.tensor(DType::kBF16, {kRows, kWidth});
+    expect_same_bits(out, kRows, [&](int64_t first, int64_t count, RowKind kind) {
+      Launch launch = bed.launch(*kernel, count);
+      kernel->enqueue(KindRows(count, kind).rows, rows_from(x, first, count), packed, {ActivationLayout::kPlain, rows_from(out, first, count), {}}, launch);
+    });
+    Vector expected;
+    std::vector<float> actual;
+    for (const int64_t row : {int64_t{0}, int64_t{77}, kRows - 1}) {
+      const Vector u = rounded(rms_norm(row_of(x, row), Bed::doubles(norm), kEps, 1.0));
+      const Vector g = multiply(gate.dense, u), v = multiply(up.dense, u);
+      for (size_t i = 0; i < g.size(); ++i) expected.push_back(silu(g[i]) * v[i]);
+      for (int64_t i = 0; i < kWidth; ++i) actual.push_back(Bed::get(out, row * kWidth + i));
+    }
+    EXPECT_LE(relative_rms(actual, expected), kBound);
+  }
+}
+
+TEST(MmaLinear, GdnInProjectsEachWeightInItsOwnScheme) {
+  ONLY_MMA();
+  Bed bed;
+  Random random(37);
+  constexpr int64_t kHidden = 384, kRows = 70;
+  const LinearCase qkv(bed, random, {160, kHidden, WeightScheme::kFp8Block}), z(bed, random, {96, kHidden, WeightScheme::kFp8Channel}), b(bed, random, {6, kHidden, WeightScheme::kBF16}),
+      a(bed, random, {6, kHidden, WeightScheme::kBF16});
+  const TensorView norm = bed.tensor(DType::kF32, {kHidden}, random.normals(kHidden, 0.2f));
+  const TensorView x = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden));
+  const auto kernel = make_kernel<GdnIn>(bed, {kHidden, qkv.source.shape, z.source.shape, b.source.shape, a.source.shape, kEps, DType::kBF16});
+  ASSERT_EQ(kernel->arithmetic(), "cuda.mma.w16");
+  Buffer& packed = bed.packed(*kernel);
+  kernel->pack({norm, qkv.source, z.source, b.source, a.source}, packed, bed.stream());
+  const GdnInputs out{bed.tensor(DType::kBF16, {kRows, 160}), bed.tensor(DType::kBF16, {kRows, 96}), bed.tensor(DType::kBF16, {kRows, 6}), bed.tensor(DType::kBF16, {kRows, 6})};
+  Launch launch = bed.launch(*kernel, kRows);
+  kernel->enqueue(KindRows(kRows, RowKind::kPrompt).rows, x, packed, out, launch);
+  const std::pair<const LinearCase*, TensorView> outputs[] = {{&qkv, out.qkv}, {&z, out.z}, {&b, out.b}, {&a, out.a}};
+  for (const auto& [linear, view] : outputs) {
+    Vector expected;
+    for (int64_t row = 0; row < kRows; ++row)
+      for (const double y : multiply(linear->dense, rounded(rms_norm(row_of(x, row), Bed::doubles(norm), kEps, 1.0)))) expected.push_back(y);
+    EXPECT_LE(relative_rms(Bed::values(view), expected), kBound);
+  }
+}
+
+TEST(MmaLinear, HeadGivesLogitsOfTheNamedRows) {
+  ONLY_MMA();
+  for (const WeightScheme scheme : {WeightScheme::kBF16, WeightScheme::kFp8Channel}) {
+    Bed bed;
+    Random random(8);
+    constexpr int64_t kHidden = 1280, kVocab = 1000, kRows = 45;
+    const LinearCase head(bed, random, {kVocab, kHidden, scheme});
+    const TensorView norm = bed.tensor(DType::kF32, {kHidden}, random.normals(kHidden, 0.2f));
+    const TensorView x = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden));
+    const auto kernel = make_kernel<Head>(bed, {.hidden = kHidden, .vocab_size = kVocab, .lm_head = head.source.shape, .eps = kEps, .activation = DType::kBF16});
+    ASSERT_EQ(kernel->arithmetic(), "cuda.mma.w16");
+    Buffer& packed = bed.packed(*kernel);
+    kernel->pack(head.source, packed, bed.stream());
+    const TensorView hidden = bed.tensor(DType::kBF16, {kRows, kHidden});
+    std::string alone;
+    for (const int64_t count : {int64_t{1}, int64_t{40}}) {
+      std::vector<int32_t> named = {44, -1};
+      for (int32_t i = 0; std::ssize(named) < count; ++i) named.push_back(i);
+      named.resize(static_cast<size_t>(count));
+      const TensorView logits = bed.tensor(DType::kF32, {count, kVocab});
+      Launch launch = bed.launch(*kernel, kRows);
+      kernel->enqueue(KindRows(kRows, RowKind::kDecode).rows, x, norm, bed.ints({count}, named), packed, hidden, logits, launch);
+      const std::vector<float> seen = Bed::values(logits);
+      Vector expected;
+      std::vector<float> actual;
+      for (size_t i = 0; i < named.size(); ++i) {
+        if (named[i] < 0) continue;
+        for (const double y : multiply(head.dense, row_of(hidden, named[i]))) expected.push_back(y);
+        actual.insert(actual.end(), seen.begin() + static_cast<std::ptrdiff_t>(i * kVocab), seen.begin() + static_cast<std::ptrdiff_t>((i + 1) * kVocab));
+      }
+      EXPECT_LE(relative_rms(actual, expected), kLogitBound);
+      const std::string first = Bed::bytes(logits).substr(0, kVocab * sizeof(float));
+      if (alone.empty()) alone = first;
+      EXPECT_TRUE(first == alone) << "row 44 alone and among " << count;
+    }
+  }
+}
+
+TEST(MmaLinear, SaysWhatItDoesNotTake) {
+  DeviceTraits traits = backends::traits_by_name("a100").value();
+  traits.device_code = true;  // also in builds without nvcc
+  const auto refusal = [&](const OutResidual::Problem& problem) -> std::string {
+    for (const auto& candidate : backends::kernel_table(Platform::kCuda).out_residual.candidates())
+      if (candidate.name == "cuda.mma") return candidate.accepts(problem, traits).reason;
+    return "there is no such candidate";
+  };
+  EXPECT_EQ(refusal({{5120, 6144, WeightScheme::kFp8Block}, ActivationLayout::kPlain, DType::kBF16}), "");
+  EXPECT_EQ(refusal({{5120, 6144, WeightScheme::kFp8Tensor, true}, ActivationLayout::kPlain, DType::kBF16}), "");
+  EXPECT_THAT(refusal({{5120, 6144, WeightScheme::kFp8Block}, ActivationLayout::kPlain, DType::kF32}), ::testing::HasSubstr("f32"));
+  EXPECT_THAT(refusal({{5120, 6144, WeightScheme::kF16}, ActivationLayout::kPlain, DType::kBF16}), ::testing::HasSubstr("f16"));
+  EXPECT_THAT(refusal({{5120, 6100, WeightScheme::kBF16}, ActivationLayout::kPlain, DType::kBF16}), ::testing::HasSubstr("6100"));
+  EXPECT_THAT(refusal({{5119, 6144, WeightScheme::kBF16}, ActivationLayout::kPlain, DType::kBF16}), ::testing::HasSubstr("odd"));
+  EXPECT_THAT(refusal({{0, 6144, WeightScheme::kBF16}, ActivationLayout::kPlain, DType::kBF16}), ::testing::HasSubstr("empty"));
+}
+
+}  // namespace
+}  // namespace quern::ops::testing
