@@ -68,7 +68,7 @@ Json terms_as_json(const StepTerms& t) {
 }
 Json work_as_json(const worker::RankWork& w) {
   return {{"weight_bytes", w.weight_bytes}, {"weight_instructions", w.weight_slots}, {"mixer_bytes", w.mixer_bytes},
-          {"attention_products", w.attention_products}, {"gdn_products", w.gdn_products}, {"launches", w.launches},
+          {"attention_products", w.attention_products}, {"gdn_products", w.gdn_products}, {"gdn_instructions", w.gdn_slots + w.gdn_walk_slots}, {"launches", w.launches},
           {"all_reduces", w.all_reduces}, {"all_reduce_bytes", w.all_reduce_bytes}, {"gather_bytes", w.gather_bytes}, {"hand_over_bytes", w.hand_over_bytes}};
 }
 
@@ -97,6 +97,8 @@ std::string card_speed_as_text(const worker::ExecutionPlan& plan, const CardSpee
                         fmt::format("with all-reduces of {:.0f} and {:.0f} us, {}", kFastAllReduce * 1e6, kSlowAllReduce * 1e6, kMark));
   text += fmt::format("  {:<24}{:>9.3f} ms   {:.0f} tok/s together, {}\n", "16 sequences", ms(speed.decode_seconds_16), speed.tokens_per_second_16(), kMark);
   text += fmt::format("  {:<24}{:>9.3f} ms   {:.0f} tok/s {}, at {} of the matrix units' peak\n", "a prompt of 512", ms(speed.prompt_seconds), 512 / speed.prompt_seconds, kMark, speed.assumed.prompt_share);
+  text += fmt::format("  {:<24}{:>9.3f} ms   {:.0f} tok/s {}: to its first token, in steps of up to {} rows\n", "a prompt of 8192", ms(speed.long_prompt_seconds), 8192 / speed.long_prompt_seconds, kMark,
+                      plan.limits.max_rows);
   text += fmt::format("  {:<24}{:>12}   {:.1f} tok/s over the whole request, {}\n", "512 in, 256 out", "", speed.latency_tokens_per_second(), kMark);
   if (speed.draft_seconds > 0)
     for (const auto& [length, of] : kAcceptance)
@@ -131,6 +133,7 @@ Json card_speed_as_json(const worker::ExecutionPlan& plan, const CardSpeed& spee
           {"other_all_reduces", other},
           {"decode_tokens_per_second_16", speed.tokens_per_second_16()},
           {"prompt_seconds_512", speed.prompt_seconds},
+          {"prompt_seconds_8192", speed.long_prompt_seconds},
           {"latency_tokens_per_second_512_256", speed.latency_tokens_per_second()},
           {"mtp", mtp},
           {"published", published}};

@@ -133,13 +133,27 @@ double issue_rate(const ops::DeviceTraits& traits) {
   return 0;
 }
 
+namespace {
+/// As programs.txt has it.
+std::string upper_case_name(DType dtype) {
+  std::string name(dtype_name(dtype));
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return name;
+}
+}  // namespace
+
 std::optional<WeightPass> weight_pass(std::string_view candidate, DType weight, ops::RowKind kind, int64_t num_rows) {
   if (!candidate.starts_with("opencl.dpas")) return std::nullopt;
-  std::string name(dtype_name(weight));
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-  const auto pass = opencl::weight_pass(name, kind == ops::RowKind::kDecode, num_rows);
+  const auto pass = opencl::weight_pass(upper_case_name(weight), kind == ops::RowKind::kDecode, num_rows);
   if (!pass) return std::nullopt;
   return WeightPass{pass->slots_per_byte, pass->turn_rows, pass->read_rows};
+}
+
+std::optional<ChunkPass> gdn_chunk_pass(std::string_view candidate, DType ring) {
+  if (!candidate.starts_with("opencl.dpas")) return std::nullopt;
+  const auto pass = opencl::gdn_chunk_pass(upper_case_name(ring));
+  if (!pass) return std::nullopt;
+  return ChunkPass{pass->rows, pass->slots_per_head, pass->slots_per_value_head, pass->walk_slots_per_value_head};
 }
 
 Result<std::optional<bool>> flushes_half_subnormals(ops::Device& device) {

@@ -60,6 +60,16 @@ struct WeightPass {
 /// Nothing is declared for most candidates. The code must be of the sources of this build, which a test of the platform sees to.
 std::optional<WeightPass> weight_pass(std::string_view candidate, DType weight, ops::RowKind kind, int64_t num_rows);
 
+/// What a candidate of gdn_mix takes for a chunk of prompt rows, likewise.
+struct ChunkPass {
+  int rows = 0;
+  double slots_per_head = 0;             // of q, k and v each
+  double slots_per_value_head = 0;       // besides, whichever chunk
+  double walk_slots_per_value_head = 0;  // where chunks follow each other
+};
+/// Nothing for candidates that compute rows one after the other.
+std::optional<ChunkPass> gdn_chunk_pass(std::string_view candidate, DType ring);
+
 /// Whether the device's matrix units take half subnormals for zeros; nothing where its kernels use none.
 Result<std::optional<bool>> flushes_half_subnormals(ops::Device& device);
 

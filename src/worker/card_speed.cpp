@@ -48,8 +48,15 @@ void add_mixers(const ExecutionPlan& plan, const RankPart& part, const StepShape
   const double state_bytes = v_heads * d_k * d_v * 4;
   const double ring_bytes = kGrid / 2 * (static_cast<double>(c.linear_num_key_heads) * d_k + v_heads * d_v) * static_cast<double>(dtype_size(plan.ring));  // half full on average
   work.mixer_bytes += gdn_layers * sequences * (state_bytes + ring_bytes + rows_each / kGrid * state_bytes);                                              // every 64 rows it is written
-  // Per row and head: S^T k, S^T q and a row's share of the fold; the rows of half a ring by k and q, and their sums.
-  work.gdn_products += gdn_layers * rows * v_heads * (3 * d_k * d_v + kGrid / 2 * 2 * (d_k + d_v));
+  const auto chunk = shape.kind == ops::RowKind::kPrompt ? backends::gdn_chunk_pass(candidate_of(plan, "gdn_mix"), plan.ring) : std::nullopt;
+  if (chunk) {
+    const double chunks = gdn_layers * sequences * static_cast<double>(ceil_div(int64_t{shape.rows_each}, int64_t{chunk->rows}));
+    work.gdn_slots += chunks * ((2 * static_cast<double>(c.linear_num_key_heads) + v_heads) * chunk->slots_per_head + v_heads * chunk->slots_per_value_head);
+    work.gdn_walk_slots += chunks * v_heads * chunk->walk_slots_per_value_head;
+  } else {
+    // Per row and head: S^T k, S^T q and a row's share of the fold; the rows of half a ring by k and q, and their sums.
+    work.gdn_products += gdn_layers * rows * v_heads * (3 * d_k * d_v + kGrid / 2 * 2 * (d_k + d_v));
+  }
   work.gdn_groups = shape.num_sequences * c.linear_num_value_heads;
 
   const double keys = std::max(static_cast<double>(shape.context) - (rows_each - 1) / 2, 1.0);  // of an average row
@@ -124,7 +131,8 @@ StepTerms step_terms(const RankWork& work, const CardRates& card, ops::RowKind k
   terms.mixer_read = work.mixer_bytes / bandwidth;
   const double products = kLanes * card.issue_rate * assumed.mixer_share;
   const double busy = std::min(static_cast<double>(work.gdn_groups) / std::max(card.num_cores, 1), 1.0);
-  terms.mixer_issue = work.attention_products / products + (work.gdn_products > 0 ? work.gdn_products / (products * busy) : 0);
+  const double walk = work.gdn_products + kLanes * work.gdn_walk_slots;
+  terms.mixer_issue = (work.attention_products + kLanes * work.gdn_slots) / products + (walk > 0 ? walk / (products * busy) : 0);
   terms.launches = static_cast<double>(work.launches) * assumed.launch_seconds;
   terms.all_reduces = static_cast<double>(work.all_reduces) * exchange(work.all_reduce_bytes);
   terms.gather = work.gather_bytes > 0 ? exchange(work.gather_bytes) : 0;
@@ -193,6 +201,12 @@ std::optional<CardSpeed> card_speed(const ExecutionPlan& plan, const SpeedAssump
   for (size_t stage = 0; stage < stages.size(); ++stage) longest = std::max(longest, stage_of(stage, {.num_sequences = (kSequences + num_groups - 1) / num_groups}).terms.seconds());
   speed.decode_seconds_16 = num_groups * longest;
   speed.prompt_seconds = seconds({.kind = ops::RowKind::kPrompt, .rows_each = kPrompt, .context = kPrompt});
+  constexpr int32_t kLongPrompt = 8192;
+  for (int32_t done = 0; done < kLongPrompt;) {
+    const int32_t rows = std::min(std::max(plan.limits.max_rows, 1), kLongPrompt - done);
+    done += rows;
+    speed.long_prompt_seconds += seconds({.kind = ops::RowKind::kPrompt, .rows_each = rows, .context = done});
+  }
   if (plan.with_mtp) speed.draft_seconds = slowest(stages.back(), ops::RowKind::kDecode, assumed, [&](const RankPart& part) { return draft_work(plan, part); }).terms.seconds();
   return speed;
 }

@@ -19,7 +19,7 @@ namespace quern::worker {
 struct SpeedAssumptions {
   double read_share = 0.85;                 // of the datasheet's bandwidth
   double prompt_share = 0.6;                // of the matrix units' peak, in tiles of prompt rows
-  double mixer_share = 0.25;                // of the peak of 16 products a slot, in attention and GDN
+  double mixer_share = 0.25;                // of the peak of 16 products a slot, or of the issue rate where instructions are counted, in attention and GDN
   double launch_seconds = 3e-6;             // between two launches that depend on each other
   double all_reduce_seconds = 30e-6;        // of the smallest one
   double exchange_bytes_per_second = 25e9;  // into a rank and out of it at the same time
@@ -45,7 +45,8 @@ struct RankWork {
   double weight_bytes = 0, weight_slots = 0;  // linear layers: bytes from memory, issue slots of an engine
   double mixer_bytes = 0;                     // states, rings, keys and values
   double attention_products = 0, gdn_products = 0;  // multiplications
-  int64_t gdn_groups = 0;                     // heads of all sequences: each occupies a core at most
+  double gdn_slots = 0, gdn_walk_slots = 0;  // of prompts in chunks, in place of products: issue slots of an engine; those of chunks that follow each other
+  int64_t gdn_groups = 0;                     // heads of all sequences: each occupies a core at most, with products and with chunks that follow each other
   int64_t launches = 0;
   int64_t all_reduces = 0;
   double all_reduce_bytes = 0;  // that a rank receives in each
@@ -86,6 +87,7 @@ struct CardSpeed {
   double decode_seconds = 0;          // of one token, one sequence at 1k context
   double decode_seconds_16 = 0;       // in which each of 16 sequences gets a token; a pipeline has as many groups of them as stages
   double prompt_seconds = 0;          // a prompt of 512 tokens
+  double long_prompt_seconds = 0;     // of 8192, in the plan's steps: to its first token
   double verify_seconds[4] = {};      // a step that verifies 1, 2, 3, 4 drafts
   double draft_seconds = 0;           // of one draft; 0: there is no MTP head
   [[nodiscard]] double tokens_per_second() const { return 1 / decode_seconds; }

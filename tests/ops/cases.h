@@ -48,6 +48,8 @@ inline constexpr GdnExtent kGdnLayer = [] {
   for (int head = 0; head < 48; ++head) extent.k_head[static_cast<size_t>(head)] = head / 3;
   return extent;
 }();
+/// Shards of it: one head, one that begins inside a group of three, one that has parts of three groups.
+inline constexpr std::array kGdnRealShards = {GdnExtent{1, 1, 128, 128, {0}}, GdnExtent{2, 4, 128, 128, {0, 1, 1, 1}}, GdnExtent{3, 5, 128, 128, {0, 1, 1, 1, 2}}};
 /// Sequence lengths around the 64-grid.
 inline constexpr std::array<int64_t, 6> kGdnLengths = {1, 63, 64, 65, 128, 200};
 

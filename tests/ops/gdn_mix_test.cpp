@@ -408,6 +408,24 @@ TEST(GdnMix, OfTheModelsHeadsFoldsWhatAVerifyLeftBeforeAPromptGoesOn) {
   EXPECT_LT(relative_rms(bed.stored_state(0), state), 1e-2);
 }
 
+TEST(GdnMix, OfTheModelsHeadsTakesShardsOfAnySize) {
+  for (const GdnExtent& extent : kGdnRealShards) {
+    SCOPED_TRACE(fmt::format("{} value heads to {} key heads", extent.nv, extent.nk));
+    GdnBed bed(extent, DType::kBF16, DType::kBF16);
+    Vector state;
+    const Vector expected = bed.reference(138, &state);
+    std::string out = bed.feed(0, 70, RowKind::kPrompt);
+    out += bed.feed(0, 60, RowKind::kPrompt);  // from inside a chunk into the next
+    out += bed.feed(0, 5, RowKind::kDecode);
+    out += bed.feed(0, 3, RowKind::kPrompt);
+    EXPECT_LT(relative_rms(bed.floats(out), expected), 1e-2);
+    bed.clear(1);
+    static_cast<void>(bed.reference(128, &state));
+    bed.feed_all(1, 128, 64, RowKind::kPrompt);
+    EXPECT_LT(relative_rms(bed.stored_state(1), state), 5e-3) << "rows of k, v and beta are bf16, the state is not";
+  }
+}
+
 TEST(GdnMix, OfTheModelsHeadsMixesPromptsOfSeveralSlotsAsIfAlone) {
   GdnBed alone(kGdnRealHeads, DType::kBF16, DType::kBF16), together(kGdnRealHeads, DType::kBF16, DType::kBF16);
   const std::string expected = alone.feed_all(0, 130, 64, RowKind::kPrompt);

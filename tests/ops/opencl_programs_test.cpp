@@ -37,12 +37,16 @@ TEST(OpenClPrograms, AreReadFieldByField) {
   const auto read = parse_declarations(
       "# a remark\n\nsource dpas 00ff\n"
       "decode-8 | dpas | 2048:8:16 | dpas_decode:128:8:9:310 other:256:0:0 | -cl-std=CL3.0 -DDECODE\n"
-      "norm | norm | 0 | norm_rows:128:0:0 | -cl-std=CL1.2\n");
+      "norm | norm | 0 | norm_rows:128:0:0 | -cl-std=CL1.2\n"
+      "chunks | gdn | 0:64 | walk:256:504:92:5979 | -DCHUNKS\n");
   ASSERT_OK(read);
   ASSERT_EQ(read->sources.size(), 1u);
   EXPECT_EQ(read->sources[0].unit, "dpas");
   EXPECT_EQ(read->sources[0].hash, 255u);
-  ASSERT_EQ(read->programs.size(), 2u);
+  ASSERT_EQ(read->programs.size(), 3u);
+  EXPECT_EQ(read->programs[2].turn_bytes, 0);
+  EXPECT_EQ(read->programs[2].turn_rows, 64);
+  EXPECT_EQ(read->programs[2].kernels[0].turn_instructions, 5979);
   const DeclaredProgram& program = read->programs[0];
   EXPECT_EQ(program.name, "decode-8");
   EXPECT_EQ(program.turn_bytes, 2048);
@@ -54,7 +58,7 @@ TEST(OpenClPrograms, AreReadFieldByField) {
   EXPECT_EQ(program.kernels[0].block_loads, 9);
   EXPECT_EQ(program.kernels[1].registers, 256);
   EXPECT_EQ(program.kernels[1].turn_instructions, 0);
-  for (const char* bad : {"source dpas", "source dpas xyz", "a | b | c", "a | b | 2048 | k:1:2:3 | d", "a | b | 0 | k:1:2 | d", "a | b | 0 | k:1:2:3:x | d"}) {
+  for (const char* bad : {"source dpas", "source dpas xyz", "a | b | c", "a | b | 2048 | k:1:2:3 | d", "a | b | 0:64:64 | k:1:2:3 | d", "a | b | 0 | k:1:2 | d", "a | b | 0 | k:1:2:3:x | d"}) {
     const auto refused = parse_declarations(bad);
     ASSERT_FALSE(refused.has_value()) << bad;
     EXPECT_THAT(refused.error().message, HasSubstr("line 1"));
@@ -74,6 +78,19 @@ TEST(OpenClPrograms, APassTakesTheSmallestWorkGroupThatHoldsTheRows) {
   // Eight rows in a turn are bound by instructions, tiles of a prompt by the matrix units: 16 clocks for each of their instructions.
   EXPECT_DOUBLE_EQ(weight_pass("E4M3", false, 512)->slots_per_byte, 32 * 16 / 1024.0);
   EXPECT_FALSE(weight_pass("INT4", true, 1).has_value());
+}
+
+TEST(OpenClPrograms, AChunkOfGdnRowsIsBoundByTheMatrixUnitsWhereItsStateWalks) {
+  for (const char* ring : {"BF16", "F32"}) {
+    const auto pass = gdn_chunk_pass(ring);
+    ASSERT_OK(pass);
+    EXPECT_EQ(pass->rows, 64);
+    // 8 sub-groups of 16 columns: S by q and k in two parts, 10 blocks each of T and P in three products, the state in two parts.
+    EXPECT_DOUBLE_EQ(pass->walk_slots_per_value_head, 8 * 16 * (2 * 128 + 2 * 60 + 128.0));
+    EXPECT_GT(pass->slots_per_head, 64 * 4);
+    EXPECT_GT(pass->slots_per_value_head, 4 * 16 * 112.0);
+  }
+  EXPECT_FALSE(gdn_chunk_pass("E4M3").has_value());
 }
 
 }  // namespace

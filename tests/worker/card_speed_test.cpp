@@ -75,6 +75,11 @@ TEST(CardSpeed, EachTermIsWhatItsFormulaSays) {
   EXPECT_DOUBLE_EQ(terms.mixer_issue, 0.01);
   work.gdn_groups = 5;  // a quarter of the cores has a head
   EXPECT_DOUBLE_EQ(step_terms(work, kCard, kDecode, {}).mixer_issue, 0.04);
+  work.gdn_products = 0;
+  work.gdn_slots = 0.75e9;  // chunks of a prompt: at a quarter of 300 G/s, those that need not wait on all cores
+  EXPECT_DOUBLE_EQ(step_terms(work, kCard, kPrompt, {}).mixer_issue, 0.01);
+  work.gdn_walk_slots = 0.75e9;
+  EXPECT_DOUBLE_EQ(step_terms(work, kCard, kPrompt, {}).mixer_issue, 0.05);
 }
 
 TEST(CardSpeed, WorkOfOneTokenIsTheModelsBytesAndTheKernelsLaunches) {
@@ -133,6 +138,19 @@ TEST(CardSpeed, MoreRowsCostInstructionsBeforeTheyCostBytes) {
   EXPECT_DOUBLE_EQ(eight.mixer_bytes, 8 * one.mixer_bytes);
   EXPECT_EQ(eight.launches, one.launches);
   EXPECT_LT(prompt.weight_bytes, 2 * one.weight_bytes);
+  // GDN of prompts is counted by the instructions of its chunks, fewer than a product each.
+  EXPECT_EQ(prompt.gdn_products, 0);
+  EXPECT_GT(one.gdn_products, 0);
+  EXPECT_EQ(one.gdn_slots + one.gdn_walk_slots, 0);
+  WorkerOptions in_turn;
+  in_turn.kernels = {{"gdn_mix", "opencl.simd16"}};
+  const auto plan_in_turn = plan_27b("config.fp8.json", "b60", in_turn);
+  ASSERT_OK(plan_in_turn);
+  const RankWork rows = rank_work(*plan_in_turn, part, {.kind = kPrompt, .rows_each = 512, .context = 512});
+  EXPECT_EQ(rows.gdn_slots + rows.gdn_walk_slots, 0);
+  EXPECT_LT(prompt.gdn_slots + prompt.gdn_walk_slots, 0.7 * rows.gdn_products / 16);
+  const RankWork ragged = rank_work(*plan, part, {.kind = kPrompt, .num_sequences = 2, .rows_each = 65, .context = 65});
+  EXPECT_DOUBLE_EQ(ragged.gdn_walk_slots, prompt.gdn_walk_slots / 2) << "two chunks each, of eight";
   // 512 rows of 24.4 G products on the matrix units: 2048 of them in 16 slots.
   EXPECT_NEAR(prompt.weight_slots, 512 * 24.36e9 / 2048 * 16, 0.02 * 512 * 24.36e9 / 2048 * 16);
 }
@@ -181,6 +199,8 @@ TEST(CardSpeed, IsModelledWhereEnginesAreKnownAndNowhereElse) {
     EXPECT_GT(speed->tokens_per_second_16(), 5 * speed->tokens_per_second());
     EXPECT_GT(speed->verify_seconds[3], speed->decode_seconds);
     EXPECT_GT(speed->tokens_per_second_mtp(3, 3.3), 2 * speed->tokens_per_second());
+    EXPECT_GT(speed->long_prompt_seconds, 10 * speed->prompt_seconds);
+    EXPECT_LT(speed->long_prompt_seconds, 32 * speed->prompt_seconds);
   }
   for (const char* card : {"h200", "l40s", "cpu"}) {
     const auto plan = plan_27b("config.fp8.json", card);

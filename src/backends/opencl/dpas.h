@@ -5,8 +5,8 @@
 #include "backends/opencl/tiled_linear.h"
 #include "ops/kernel_table.h"
 
-// The candidates named "opencl.dpas": linear layers on the matrix units of Xe2 (dpas.cl), W8A16 or W16A16 with f32 sums, and attention of prompts (attention_dpas.cl). Each op has
-// its file, beside plain.
+// The candidates named "opencl.dpas": linear layers on the matrix units of Xe2 (dpas.cl), W8A16 or W16A16 with f32 sums, and attention and GDN of prompts
+// (attention_dpas.cl, gdn_prompt.cl). Each op has its file, beside plain.
 
 namespace quern::opencl::dpas {
 
@@ -16,6 +16,7 @@ namespace quern::opencl::dpas {
 QUERN_DPAS(AttnIn)
 QUERN_DPAS(Attention)
 QUERN_DPAS(GdnIn)
+QUERN_DPAS(GdnMix)
 QUERN_DPAS(LinearResidual)
 QUERN_DPAS(MlpIn)
 QUERN_DPAS(MtpIn)

@@ -65,7 +65,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void gdn_rows(GDN_RO
   FIND_GDN_ROWS;
   __local float k[MAX_DIM], q[MAX_DIM], outputs[MAX_DIM], sums[MAX_CHUNK], along_k[MAX_CHUNK], along_q[MAX_CHUNK], factors[GRID], shared[ITEMS];
   const int item = (int)get_local_id(0), head = (int)get_group_id(1), k_head = k_heads[head];
-  const rows_t rows = rows_of(runs[get_group_id(0)], cursors);
+  const rows_t rows = rows_in_turn(runs[get_group_id(0)], cursors, prompts_apart);
   const long length = GRID + k_max + 1, values_at = 2 * (long)num_k_heads * d_k;
   __global float* state = states + (rows.slot * num_v_heads + head) * (long)d_k * d_v;
   float folded_decay = 1.0f;

@@ -1,3 +1,8 @@
+#include <algorithm>
+#include <optional>
+
+#include "backends/opencl/dpas.h"
+#include "backends/opencl/gdn_prompt.h"
 #include "backends/opencl/plain.h"
 #include "backends/opencl/simd16.h"
 
@@ -20,19 +25,18 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     Function short_rows;  // opencl.simd16: rows of short decode runs, with their keys; and `keep` does what `window` does
     [[nodiscard]] bool simd16() const { return short_rows.handle != nullptr; }
   };
-  GdnMixKernel(const ops::GdnMix::Problem& problem, const VectorLauncher& vectors, const Kernels& kernels, std::unique_ptr<ops::Buffer> k_head)
+  GdnMixKernel(const ops::GdnMix::Problem& problem, const VectorLauncher& vectors, const Kernels& kernels, std::optional<GdnPromptLauncher> prompt, std::unique_ptr<ops::Buffer> k_head)
       : problem_(problem),
         vectors_(vectors),
         kernels_(kernels),
+        prompt_(prompt),
         k_head_(std::move(k_head)),
         channels_(2 * problem.num_k_heads * problem.d_k + problem.num_v_heads * problem.d_v) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return kernels_.simd16() ? simd16::arithmetic_id(problem_.activation) : plain::arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return prompt_ ? "opencl.dpas.bf16" : kernels_.simd16() ? simd16::arithmetic_id(problem_.activation) : plain::arithmetic_id(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return static_cast<size_t>(norm_at() + problem_.d_v) * sizeof(float); }
-  /// q and k of every row, f32.
-  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size(static_cast<size_t>(max_rows * problem_.num_k_heads * 2 * problem_.d_k) * sizeof(float));
-  }
+  /// Chunks of prompts, then q and k of the other rows in the same place.
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return std::max(keys_bytes(max_rows), prompt_ ? prompt_->workspace_bytes(max_rows) : 0); }
   void pack(const ops::GdnMix::Weights& weights, ops::Buffer& packed, ops::Stream& ops_stream) const override {
     Stream& stream = opencl_stream(ops_stream);
     // Releases differ in the dtype of these; the model's is what they are meant in (model-spec.md 2.1).
@@ -48,23 +52,32 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     if (rows.num_rows == 0 || out.data.empty()) return;
     Stream& stream = opencl_stream(launch.stream);
     const ops::SlotTables& slots = rows.slots;
-    const Place taps = vector_in(packed, 0), keys = Scratch(launch.workspace).take(workspace_bytes(rows.num_rows));
+    const Place taps = vector_in(packed, 0);
+    const auto is_chunked = [&](const ops::RowRun& run) { return prompt_ && GdnPromptLauncher::takes(run); };
+    if (std::any_of(rows.runs.begin(), rows.runs.end(), is_chunked))
+      prompt_->launch(stream, rows, in, {taps, vector_in(packed, decay_at()), vector_in(packed, dt_bias_at()), vector_in(packed, norm_at()), place_in(*k_head_, 0)}, state, out.data,
+                      launch.workspace);
+    const Place keys = Scratch(launch.workspace).take(keys_bytes(rows.num_rows));
+    const int32_t prompts_apart = prompt_ ? 1 : 0;
     const auto num_k_heads = static_cast<int32_t>(problem_.num_k_heads), num_v_heads = static_cast<int32_t>(problem_.num_v_heads),
                d_k = static_cast<int32_t>(problem_.d_k), d_v = static_cast<int32_t>(problem_.d_v), k_max = static_cast<int32_t>(problem_.k_max);
     const size_t num_rows = static_cast<size_t>(rows.num_rows), num_runs = rows.runs.size(), k_heads = static_cast<size_t>(num_k_heads);
     const auto enqueue_rows = [&](const Function& kernel, size_t items) {
-      stream.launch(kernel, {{num_runs, static_cast<size_t>(num_v_heads), 1}, {items, 1, 1}}, num_k_heads, num_v_heads, d_k, d_v, k_max, problem_.eps, channels_, rows.run_table,
+      stream.launch(kernel, {{num_runs, static_cast<size_t>(num_v_heads), 1}, {items, 1, 1}}, prompts_apart, num_k_heads, num_v_heads, d_k, d_v, k_max, problem_.eps, channels_, rows.run_table,
                     slots.cursor, slots.boundary, taps, vector_in(packed, decay_at()), vector_in(packed, dt_bias_at()), vector_in(packed, norm_at()), place_in(*k_head_, 0), in.qkv,
                     in.z, in.b, in.a, state.conv_window, keys, out.data, state.state, state.ring_k, state.ring_u, state.ring_g);
     };
     if (kernels_.simd16()) {
       // The ring's k is written when all heads have read it: a run may overwrite rows that a due fold needs.
-      const bool are_short = std::all_of(rows.runs.begin(), rows.runs.end(), [](const ops::RowRun& run) { return run.kind == ops::RowKind::kDecode && run.num_rows <= kShortRun; });
+      const bool are_chunked = std::all_of(rows.runs.begin(), rows.runs.end(), is_chunked);
+      const bool are_short = std::all_of(rows.runs.begin(), rows.runs.end(), [&](const ops::RowRun& run) {
+        return is_chunked(run) || (run.kind == ops::RowKind::kDecode && run.num_rows <= kShortRun);
+      });
       if (!are_short)
-        stream.launch(kernels_.keys, {{num_rows, 2 * k_heads, 1}, {16, 1, 1}}, num_k_heads, k_max, channels_, rows.run_table, rows.row_runs, slots.cursor, taps, in.qkv,
+        stream.launch(kernels_.keys, {{num_rows, 2 * k_heads, 1}, {16, 1, 1}}, prompts_apart, num_k_heads, k_max, channels_, rows.run_table, rows.row_runs, slots.cursor, taps, in.qkv,
                       state.conv_window, keys);
-      enqueue_rows(are_short ? kernels_.short_rows : kernels_.rows, kSimd16Items);
-      stream.launch(kernels_.keep, {{groups_for(channels_, kItems), num_runs, 1}, {kItems, 1, 1}}, num_k_heads, k_max, channels_, rows.run_table, slots.cursor, slots.boundary,
+      if (!are_chunked) enqueue_rows(are_short ? kernels_.short_rows : kernels_.rows, kSimd16Items);
+      stream.launch(kernels_.keep, {{groups_for(channels_, kItems), num_runs, 1}, {kItems, 1, 1}}, prompts_apart, num_k_heads, k_max, channels_, rows.run_table, slots.cursor, slots.boundary,
                     in.qkv, keys, state.ring_k, state.conv_window, state.boundary_columns);
       return;
     }
@@ -80,6 +93,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   }
 
  private:
+  /// q and k of every row, f32.
+  [[nodiscard]] size_t keys_bytes(int64_t max_rows) const { return Scratch::size(static_cast<size_t>(max_rows * problem_.num_k_heads * 2 * problem_.d_k) * sizeof(float)); }
   // Elements before each vector of the packed weights.
   [[nodiscard]] int64_t decay_at() const { return 4 * channels_; }
   [[nodiscard]] int64_t dt_bias_at() const { return decay_at() + problem_.num_v_heads; }
@@ -89,20 +104,27 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   ops::GdnMix::Problem problem_;
   VectorLauncher vectors_;
   Kernels kernels_;
-  std::unique_ptr<ops::Buffer> k_head_;  // i32 [num_v_heads]
+  std::optional<GdnPromptLauncher> prompt_;  // of opencl.dpas
+  std::unique_ptr<ops::Buffer> k_head_;      // i32 [num_v_heads]
   int64_t channels_;
 };
 
-/// Both candidates but for the kernel that computes the rows.
-Result<std::unique_ptr<ops::GdnMix::Kernel>> make_with(const ops::GdnMix::Problem& problem, Device& d, bool simd16) {
+enum class Candidate { kPlain, kSimd16, kDpas };
+
+/// What the candidates differ in are the kernels that compute the rows.
+Result<std::unique_ptr<ops::GdnMix::Kernel>> make_with(const ops::GdnMix::Problem& problem, Device& d, Candidate candidate) {
   CHECK(std::ssize(problem.k_head) == problem.num_v_heads);
   for (const int32_t head : problem.k_head) CHECK(head >= 0 && head < problem.num_k_heads);
   const std::string definitions = fmt::format("{} {}", activation_definition(problem.activation), problem.ring == DType::kBF16 ? "-DRING_BF16" : "-DRING_F32");
   ASSIGN_OR_RETURN(const VectorLauncher vectors, VectorLauncher::create(d, problem.activation));
   GdnMixKernel::Kernels kernels;
   ASSIGN_OR_RETURN(kernels.prepare, d.function("gdn_mix", "gdn_prepare", definitions));
-  if (simd16) {
+  std::optional<GdnPromptLauncher> prompt;
+  if (candidate != Candidate::kPlain) {
     const std::string of_device = simd16::definitions(d, definitions);
+    if (candidate == Candidate::kDpas) {
+      ASSIGN_OR_RETURN(prompt, GdnPromptLauncher::create(problem, d, of_device));
+    }
     ASSIGN_OR_RETURN(kernels.keys, d.function("gdn_simd16", "gdn_keys", of_device));
     ASSIGN_OR_RETURN(kernels.rows, d.function("gdn_simd16", "gdn_rows", of_device));
     ASSIGN_OR_RETURN(kernels.keep, d.function("gdn_simd16", "gdn_keep", of_device));
@@ -114,7 +136,7 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make_with(const ops::GdnMix::Proble
     ASSIGN_OR_RETURN(kernels.window, d.function("gdn_mix", "gdn_window", definitions));
   }
   ASSIGN_OR_RETURN(auto k_head, d.upload(problem.k_head, "the GDN head map"));
-  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, vectors, kernels, std::move(k_head)));
+  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, vectors, kernels, prompt, std::move(k_head)));
 }
 
 }  // namespace
@@ -126,13 +148,19 @@ ops::Verdict plain::accepts(const ops::GdnMix::Problem& problem, const ops::Devi
   if (problem.d_k > kMaxDim || problem.d_v > kMaxDim) return ops::refuse("heads of {} x {}; up to {} are supported", problem.d_k, problem.d_v, kMaxDim);
   return accepts_activation(traits, problem.activation, problem.out);
 }
-Result<std::unique_ptr<ops::GdnMix::Kernel>> plain::make(const ops::GdnMix::Problem& problem, ops::Device& device) { return make_with(problem, opencl_device(device), false); }
+Result<std::unique_ptr<ops::GdnMix::Kernel>> plain::make(const ops::GdnMix::Problem& problem, ops::Device& device) { return make_with(problem, opencl_device(device), Candidate::kPlain); }
 
 ops::Verdict simd16::accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTraits& traits) {
   if (ops::Verdict verdict = accepts_device(traits); !verdict.accepted) return verdict;
   if (problem.d_k != kSimd16Dim || problem.d_v != kSimd16Dim) return ops::refuse("heads of {} x {}; {} x {} are supported", problem.d_k, problem.d_v, kSimd16Dim, kSimd16Dim);
   return plain::accepts(problem, traits);
 }
-Result<std::unique_ptr<ops::GdnMix::Kernel>> simd16::make(const ops::GdnMix::Problem& problem, ops::Device& device) { return make_with(problem, opencl_device(device), true); }
+Result<std::unique_ptr<ops::GdnMix::Kernel>> simd16::make(const ops::GdnMix::Problem& problem, ops::Device& device) { return make_with(problem, opencl_device(device), Candidate::kSimd16); }
+
+ops::Verdict dpas::accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTraits& traits) {
+  if (problem.activation != DType::kBF16) return ops::refuse("activation dtype {} is not supported; bf16 is", dtype_name(problem.activation));
+  return simd16::accepts(problem, traits);
+}
+Result<std::unique_ptr<ops::GdnMix::Kernel>> dpas::make(const ops::GdnMix::Problem& problem, ops::Device& device) { return make_with(problem, opencl_device(device), Candidate::kDpas); }
 
 }  // namespace quern::opencl

@@ -53,18 +53,20 @@ float8 key_pair_of(int which, int num_k_heads, int k_head, const __global float*
   return vload8(0, x);
 }
 
-// The lane's 8 elements of the k of an index: of a row of this step, in `step`, or from the ring.
+// Where row j from the boundary on stands in the rings of all slots, for j below a ring's length.
+#define IN_RING(j) (rows.slot * length + wrapped(ring_start + (int)(j), (int)length))
+int wrapped(int at, int length) { return at < length ? at : at - length; }
+// The lane's 8 elements of the k of row j from the boundary on: of this step's rows, in `step`, or from the ring.
 #ifdef SHORT_RUNS
-#define KEY8_AT(index) key8_at(step_keys, ring_k, num_k_heads, k_head, k_max, rows, index, lane)
-float8 key8_at(const __local float* step, const __global ring_t* ring_k, int num_k_heads, int k_head, int k_max, rows_t rows, long index, int lane) {
-  if (index >= rows.cursor) return vload8(0, step + (index - rows.cursor) * D + lane * 8);
+#define KEY8_AT(j) key8_at(step_keys, ring_k, num_k_heads, k_head, (int)(boundary - rows.cursor) + (j), rows, IN_RING(j), lane)
+float8 key8_at(const __local float* step, const __global ring_t* ring_k, int num_k_heads, int k_head, int in_step, rows_t rows, long in_ring, int lane) {
+  if (in_step >= 0) return vload8(0, step + in_step * D + lane * 8);
 #else
-#define KEY8_AT(index) key8_at(keys, ring_k, num_k_heads, k_head, k_max, rows, index, lane)
-float8 key8_at(const __global float* step, const __global ring_t* ring_k, int num_k_heads, int k_head, int k_max, rows_t rows, long index, int lane) {
-  if (index >= rows.cursor) return vload8(0, step + (((rows.first_row + index - rows.cursor) * num_k_heads + k_head) * 2 + 1) * D + lane * 8);
+#define KEY8_AT(j) key8_at(keys, ring_k, num_k_heads, k_head, (int)(boundary - rows.cursor) + (j), rows, IN_RING(j), lane)
+float8 key8_at(const __global float* step, const __global ring_t* ring_k, int num_k_heads, int k_head, int in_step, rows_t rows, long in_ring, int lane) {
+  if (in_step >= 0) return vload8(0, step + (((rows.first_row + in_step) * num_k_heads + k_head) * 2 + 1) * D + lane * 8);
 #endif
-  const long length = GRID + k_max + 1;
-  const __global ring_t* k = ring_k + ((rows.slot * length + index % length) * num_k_heads + k_head) * D + lane * 8;
+  const __global ring_t* k = ring_k + (in_ring * num_k_heads + k_head) * D + lane * 8;
 #ifdef RING_BF16
   return as_float8(convert_uint8(vload8(0, k)) << 16);
 #else
@@ -75,7 +77,7 @@ float8 key8_at(const __global float* step, const __global ring_t* ring_k, int nu
 #ifndef SHORT_RUNS
 // q and k of every row: keys f32 [rows, num_k_heads, 2, 128], q first. A sub-group per row (axis 0) and of q or k of a head (axis 1).
 __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_size(16, 1, 1))) __kernel void gdn_keys(
-    int num_k_heads, int k_max, long channels, PLACE(const run_t, runs), PLACE(const int, row_runs), PLACE(const int, cursors), PLACE(const float, taps), PLACE(const activation_t, qkv),
+    int prompts_apart, int num_k_heads, int k_max, long channels, PLACE(const run_t, runs), PLACE(const int, row_runs), PLACE(const int, cursors), PLACE(const float, taps), PLACE(const activation_t, qkv),
     PLACE(const activation_t, window), PLACE(float, keys)) {
   FIND(const run_t, runs);
   FIND(const int, row_runs);
@@ -87,14 +89,15 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
   const int lane = (int)get_sub_group_local_id(), head = (int)get_group_id(1) / 2, which = (int)get_group_id(1) % 2;
   const long row = (long)get_group_id(0);
   if (row_runs[row] < 0) return;
-  const rows_t rows = rows_of(runs[row_runs[row]], cursors);
+  const rows_t rows = rows_in_turn(runs[row_runs[row]], cursors, prompts_apart);
+  if (rows.cursor == rows.end) return;
   const float8 x = key_pair_of(which, num_k_heads, head, taps, qkv, window, k_max, channels, rows, rows.cursor + row - rows.first_row, lane);
   vstore8(x, 0, keys + ((row * num_k_heads + head) * 2 + which) * D + lane * 8);
 }
 
-// After gdn_rows. An item per run (axis 1) and channel (axis 0): k of the rows that the ring holds after the step, the columns before the boundary that gdn_rows has stored a
-// fold at, and the window.
-__kernel void gdn_keep(int num_k_heads, int k_max, long channels, PLACE(const run_t, runs), PLACE(const int, cursors), PLACE(const int, boundaries), PLACE(const activation_t, qkv),
+// After gdn_rows, and what gdn_prompt.cl computes. An item per run (axis 1) and channel (axis 0): k of the rows that the ring holds after the step, which a chunked prompt has kept,
+// the columns before the boundary that a fold has been stored at, and the window.
+__kernel void gdn_keep(int prompts_apart, int num_k_heads, int k_max, long channels, PLACE(const run_t, runs), PLACE(const int, cursors), PLACE(const int, boundaries), PLACE(const activation_t, qkv),
                        PLACE(const float, keys), PLACE(ring_t, ring_k), PLACE(activation_t, window), PLACE(activation_t, boundary_columns)) {
   FIND(const run_t, runs);
   FIND(const int, cursors);
@@ -104,11 +107,12 @@ __kernel void gdn_keep(int num_k_heads, int k_max, long channels, PLACE(const ru
   FIND(ring_t, ring_k);
   FIND(activation_t, window);
   FIND(activation_t, boundary_columns);
-  const rows_t rows = rows_of(runs[get_global_id(1)], cursors);
+  const run_t run = runs[get_global_id(1)];
+  const rows_t rows = rows_of(run, cursors);
   const long channel = (long)get_global_id(0);
   if (rows.cursor == rows.end || channel >= channels) return;
   const long width = (long)num_k_heads * D, in_k = channel - width;
-  if (in_k >= 0 && in_k < width) {
+  if (in_k >= 0 && in_k < width && !(prompts_apart && is_chunked(run))) {
     const long length = GRID + k_max + 1, head = in_k / D, i = in_k % D;
     for (long index = max(rows.end - length, rows.cursor); index < rows.end; ++index)
       ring_k[(rows.slot * length + index % length) * width + in_k] = ring_of(keys[(((rows.first_row + index - rows.cursor) * num_k_heads + head) * 2 + 1) * D + i]);
@@ -124,11 +128,11 @@ __kernel void gdn_keep(int num_k_heads, int k_max, long channels, PLACE(const ru
   barrier(CLK_LOCAL_MEM_FENCE);                                                                                                              \
   {                                                                                                                                          \
     const float folded_decay = exp(sums[GRID - 1]);                                                                                          \
-    UNROLL for (int c = 0; c < COLUMNS; ++c) state[c] *= folded_decay;                                                                              \
+    UNROLL for (int c = 0; c < COLUMNS; ++c) state[c] *= folded_decay;                                                                       \
     for (int j = 0; j < GRID; ++j) {                                                                                                         \
-      const float8 key = KEY8_AT(boundary + j);                                                                                              \
-      const __global ring_t* u = ring_u + ((rows.slot * length + (boundary + j) % length) * num_v_heads + head) * D + first_column;          \
-      UNROLL for (int c = 0; c < COLUMNS; ++c) state[c] = fma((float8)(factors[j] * ring_to_f32(u[c])), key, state[c]);                             \
+      const float8 key = KEY8_AT(j);                                                                                                         \
+      const __global ring_t* u = ring_u + (IN_RING(j) * num_v_heads + head) * D + first_column;                                              \
+      UNROLL for (int c = 0; c < COLUMNS; ++c) state[c] = fma((float8)(factors[j] * ring_to_f32(u[c])), key, state[c]);                      \
     }                                                                                                                                        \
   }                                                                                                                                          \
   barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
@@ -141,7 +145,7 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
   __local float sums[MAX_CHUNK], along_k[MAX_CHUNK], along_q[MAX_CHUNK], factors[GRID], state_k[D], state_q[D], shared[ITEMS];
   const int item = (int)get_local_id(0), lane = (int)get_sub_group_local_id(), group = item / 16, first_column = group * COLUMNS;
   const int head = (int)get_group_id(1), k_head = k_heads[head];
-  const rows_t rows = rows_of(runs[get_group_id(0)], cursors);
+  const rows_t rows = rows_in_turn(runs[get_group_id(0)], cursors, prompts_apart);
   const long length = GRID + k_max + 1, values_at = 2 * (long)num_k_heads * D;
   __global float* states_at = states + (rows.slot * num_v_heads + head) * (long)(D * D);
 #ifdef SHORT_RUNS
@@ -152,14 +156,16 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
   float8 state[COLUMNS];
   UNROLL for (int c = 0; c < COLUMNS; ++c) state[c] = vload8(0, states_at + (first_column + c) * D + lane * 8);
   long boundary = rows.cursor == rows.end ? 0 : boundaries[rows.slot];
+  int ring_start = (int)(boundary % length);
   const bool due = boundary + GRID <= rows.cursor;  // a fold that the steps before have left
   const int known = (int)(due ? GRID : rows.cursor - boundary);
-  if (item < known) sums[item] = ring_g[(rows.slot * length + (boundary + item) % length) * num_v_heads + head];
+  if (item < known) sums[item] = ring_g[IN_RING(item) * num_v_heads + head];
   if (due) {
     FOLD();
     STORE_STATE();
     boundary += GRID;
-    if (item < rows.cursor - boundary) sums[item] = ring_g[(rows.slot * length + (boundary + item) % length) * num_v_heads + head];
+    ring_start = (int)(boundary % length);
+    if (item < rows.cursor - boundary) sums[item] = ring_g[IN_RING(item) * num_v_heads + head];
   }
   barrier(CLK_LOCAL_MEM_FENCE);
 
@@ -170,6 +176,7 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
       if (rows.committed) {
         STORE_STATE();
         boundary += GRID;
+        ring_start = (int)(boundary % length);
       } else {
         crossed = true;
       }
@@ -194,7 +201,7 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
     if (item == 0) sums[place] = total;
     for (int first = base; first <= place; first += GROUPS) {  // a sub-group a row of the chunk; all take the same number of turns
       const int j = min(first + group, place);
-      const float8 key = KEY8_AT(boundary + j);
+      const float8 key = KEY8_AT(j);
       const float dot_k = lanes_sum(dot8(key, k, 0.0f), lane), dot_q = lanes_sum(dot8(key, q, 0.0f), lane);
       if (lane == 0 && first + group <= place) {
         const float factor = j < place ? exp(total - sums[j]) : 1.0f;
@@ -215,16 +222,16 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
       float predicted = state_k[item];
       o = state_q[item];
       for (int j = base; j < place; ++j) {
-        const float u_j = ring_to_f32(ring_u[((rows.slot * length + (boundary + j) % length) * num_v_heads + head) * D + item]);
+        const float u_j = ring_to_f32(ring_u[(IN_RING(j) * num_v_heads + head) * D + item]);
         predicted = fma(along_k[j], u_j, predicted);
         o = fma(along_q[j], u_j, o);
       }
       const float v = convolved(taps, qkv, window, k_max, channels, rows, index, values_at + (long)head * D + item);
       const float u = round_ring(beta * (v - predicted));
       o = fma(along_q[place], u, o);
-      ring_u[((rows.slot * length + index % length) * num_v_heads + head) * D + item] = ring_of(u);
+      ring_u[(IN_RING(place) * num_v_heads + head) * D + item] = ring_of(u);
     }
-    if (item == 0) ring_g[(rows.slot * length + index % length) * num_v_heads + head] = total;
+    if (item == 0) ring_g[IN_RING(place) * num_v_heads + head] = total;
     const float scale = 1.0f / sqrt(group_sum(o * o, shared) / (float)D + eps);
     if (item < D) {
       const long at = (row * num_v_heads + head) * D + item;

@@ -17,6 +17,9 @@ constexpr ops::Candidate<Op> kLinear[] = {{"opencl.dpas", dpas::accepts, dpas::m
 constexpr ops::Candidate<ops::Attention> kAttention[] = {{"opencl.dpas", dpas::accepts, dpas::make, false, {1, 1}},
                                                         {"opencl.simd16", simd16::accepts, simd16::make, false, {1, 1}},
                                                         {"opencl.plain", plain::accepts, plain::make, false, {1, 1}}};
+constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"opencl.dpas", dpas::accepts, dpas::make, false, {2, 5}},
+                                                  {"opencl.simd16", simd16::accepts, simd16::make, false, {2, 3}},
+                                                  {"opencl.plain", plain::accepts, plain::make, false, {4, 4}}};
 
 using Launches = ops::LaunchCounts;  // of decode rows, of a prompt
 
@@ -27,7 +30,7 @@ constinit const ops::KernelTable kKernelTable{
     .attn_in = kLinear<ops::AttnIn, Launches{2, 3}, Launches{5, 5}>,
     .attention = kAttention,
     .gdn_in = kLinear<ops::GdnIn, Launches{1, 3}, Launches{5, 5}>,
-    .gdn_mix = kSimd16<ops::GdnMix, Launches{2, 3}, Launches{4, 4}>,
+    .gdn_mix = kGdnMix,
     .out_residual = kLinear<ops::OutResidual, Launches{1, 2}, Launches{1, 1}>,
     .mlp_in = kLinear<ops::MlpIn, Launches{1, 2}, Launches{3, 3}>,
     .down_residual = kLinear<ops::DownResidual, Launches{1, 2}, Launches{1, 1}>,

@@ -42,8 +42,9 @@ bool read_program(std::string_view line, DeclaredProgram& program) {
   program.unit = columns[1];
   program.definitions = columns[4];
   const std::vector<std::string_view> turn = split(columns[2], ':');
-  if (!read_number(turn[0], program.turn_bytes) || turn.size() != (program.turn_bytes > 0 ? 3 : 1)) return false;
-  if (turn.size() == 3 && (!read_number(turn[1], program.turn_rows) || !read_number(turn[2], program.read_rows))) return false;
+  if (!read_number(turn[0], program.turn_bytes) || (program.turn_bytes > 0 ? turn.size() != 3 : turn.size() > 2)) return false;
+  if (turn.size() >= 2 && !read_number(turn[1], program.turn_rows)) return false;
+  if (turn.size() == 3 && !read_number(turn[2], program.read_rows)) return false;
   for (const std::string_view declared : split(columns[3], ' ')) {
     const std::vector<std::string_view> fields = split(declared, ':');
     DeclaredKernel kernel;
@@ -133,6 +134,21 @@ Result<WeightPass> weight_pass(std::string_view dtype, bool decode, int64_t num_
     }
   }
   return slowest;
+}
+
+Result<ChunkPass> gdn_chunk_pass(std::string_view ring) {
+  constexpr int kRowGroups = 4, kScanGroups = 8;  // sub-groups of gdn_prompt.cl: of a chunk's rows, of a head's columns
+  const auto programs = std::span(declarations().programs);
+  const auto program = std::find_if(programs.begin(), programs.end(), [&](const DeclaredProgram& p) {
+    return p.unit == "gdn_prompt" && p.definitions.find(fmt::format("-DRING_{} ", ring)) != std::string_view::npos;
+  });
+  if (program == programs.end()) return make_error(ErrorCode::kNotFound, "programs.txt has no gdn_prompt for rings of {}", ring);
+  const auto slots = [&](std::string_view name) {
+    for (const DeclaredKernel& kernel : program->kernels)
+      if (kernel.name == name) return std::max<double>(kernel.turn_instructions, kMatrixClocks * kernel.matrix_instructions);
+    return 0.0;
+  };
+  return ChunkPass{program->turn_rows, kRowGroups * slots("gdn_prompt_rows"), kRowGroups * (slots("gdn_prompt_chunks") + slots("gdn_prompt_norm")), kScanGroups * slots("gdn_prompt_scan")};
 }
 
 }  // namespace quern::opencl

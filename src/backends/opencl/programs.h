@@ -14,13 +14,13 @@ namespace quern::opencl {
 struct DeclaredKernel {
   std::string_view name;
   int registers = 0, matrix_instructions = 0, block_loads = 0;
-  int turn_instructions = 0;  // of a sub-group in a turn of the inner loop; 0: there is none that reads weights
+  int turn_instructions = 0;  // of a sub-group in a turn of the inner loop; 0: there is none that reads weights. Where no weights are read but rows are declared, of the whole kernel
 };
 
 struct DeclaredProgram {
   std::string_view name, unit;
   int turn_bytes = 0;  // weight bytes that a turn of the inner loop reads; 0: the program reads no weights
-  int turn_rows = 0;   // rows that meet them in one sub-group
+  int turn_rows = 0;   // rows that meet them in one sub-group; without weights, rows of a chunk that its kernels share; 0: not counted
   int read_rows = 0;   // rows of a work-group, for which they are read once
   std::vector<DeclaredKernel> kernels;
   std::string_view definitions;
@@ -51,5 +51,15 @@ struct WeightPass {
   int turn_rows = 0, read_rows = 0;
 };
 Result<WeightPass> weight_pass(std::string_view dtype, bool decode, int64_t num_rows);
+
+/// Issue slots of an engine that the kernels of gdn_prompt.cl take for a chunk: an upper bound, since what is for rows in the ring and for the last chunk alone is counted as well.
+struct ChunkPass {
+  int rows = 0;
+  double slots_per_head = 0;             // of q, k and v each
+  double slots_per_value_head = 0;       // besides
+  double walk_slots_per_value_head = 0;  // of the scan, whose chunks follow each other
+};
+/// `ring`: "F32" or "BF16".
+Result<ChunkPass> gdn_chunk_pass(std::string_view ring);
 
 }  // namespace quern::opencl
