@@ -112,8 +112,12 @@ void RankGroup::take(size_t rank, StepResult result) {
 void RankGroup::watch(const std::stop_token& stop) {
   pthread_setname_np(pthread_self(), "quern-watch");
   std::unique_lock lock(mutex_);
+  Clock::time_point looked = Clock::now();
   while (!failure_ && !ends_.wait_for(lock, stop, step_timeout_ / 8, [] { return false; })) {
     if (stop.stop_requested()) return;
+    const Clock::time_point now = Clock::now();
+    if (now - looked > step_timeout_ / 2) resumed_ = now;  // this process has not run, so nobody has waited
+    looked = now;
     const std::optional<Overdue> late = overdue();
     if (!late) continue;
     lock.unlock();
@@ -128,7 +132,7 @@ std::optional<RankGroup::Overdue> RankGroup::overdue() const {
   for (size_t rank = 0; rank < num_done_.size(); ++rank) {
     if (num_done_[rank] == pending_.size()) continue;
     const Pending& step = pending_[num_done_[rank]];
-    if (now - std::max(step.begin, last_done_[rank]) > step_timeout_) return Overdue{rank, step.result.step};
+    if (now - std::max({step.begin, last_done_[rank], resumed_}) > step_timeout_) return Overdue{rank, step.result.step};
   }
   return std::nullopt;
 }

@@ -75,6 +75,7 @@ class RankGroup final : public WorkerGroup {
   std::deque<Pending> pending_;
   std::vector<size_t> num_done_;                           // of the pending steps, by each rank
   std::vector<Clock::time_point> last_done_;               // when each rank ended its last
+  Clock::time_point resumed_;                              // when the process last went on after it was stopped
   std::optional<Error> failure_;                           // the first
   std::condition_variable_any ends_;
   const std::chrono::milliseconds step_timeout_;

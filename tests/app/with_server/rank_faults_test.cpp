@@ -129,6 +129,30 @@ TEST_P(HungDevice, EndsTheStepByItsDeadlineAndTheServer) {
   EXPECT_THAT(outcome.log, HasSubstr("still waits for the devices")) << "the process ends without them";
 }
 
+/// A process that was stopped, as a container is that is paused, in the middle of a step.
+class PausedServer : public RankFaults {};
+
+TEST_P(PausedServer, DoesNotTakeItsDeviceForLost) {
+  BackgroundProgram server({GetParam(), "serve", (folder_->path() / "tiny").string(), "--device", "cpu", "--step-timeout", "2", "--port", "0", "--threads", "1", "--max-num-seqs", "4",
+                            "--max-model-len", "8192", "--kv-cache-memory-bytes", "64M"},
+                           QUERN_FAILING_SERVER);
+  ASSERT_TRUE(server.wait_for_log("ready: ")) << server.log();
+  const HttpAddress address = address_of(server);
+  HttpReply reply;
+  std::jthread running([&] { reply = *complete(address, 3000); });
+  while (num_running(address) != 1) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  server.send(SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  server.send(SIGCONT);
+  running.join();
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  EXPECT_EQ(http_call(address, {.path = "/health"})->status, 200);
+  server.send(SIGTERM);
+  EXPECT_EQ(server.wait(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(One, PausedServer, ::testing::Values("device-hangs"), [](const auto&) { return "Device"; });
+
 INSTANTIATE_TEST_SUITE_P(Faults, HungDevice, ::testing::Values("device-hangs", "device-blocks"), [](const auto& each) { return each.param == "device-hangs" ? "Waiting" : "Enqueuing"; });
 
 INSTANTIATE_TEST_SUITE_P(Transports, RankFaults, ::testing::Values("direct", "staged"), [](const auto& each) { return each.param; });
