@@ -5,32 +5,24 @@
 #include <thread>
 
 #include "base/bounded_queue.h"
+#include "worker/group_member.h"
 #include "worker/model_runner.h"
 
 namespace quern::worker {
 
-/// A step as every rank gets it.
-struct RankStep {
-  std::shared_ptr<const StepPlan> plan;
-  std::shared_ptr<const SlotValues> slots;  // null: the device has them, or gets them from nobody
-};
-
 /// One rank behind two threads: one takes steps from a queue and enqueues them in order, the other waits for the device and hands the results over.
 /// So a step is enqueued while the one before it is computed, and its masks may depend on what that one brings.
-class DeviceWorker {
+class DeviceWorker final : public GroupMember {
  public:
   /// `on_result` is called with the result of every step, in order, from a thread of the worker.
   DeviceWorker(std::unique_ptr<ModelRunner> runner, std::function<void(StepResult)> on_result);
-  ~DeviceWorker();
+  ~DeviceWorker() override;
 
-  void submit(RankStep step);
-  void submit_masks(StepMasks masks);
-  /// No more steps come; those submitted are still computed.
-  void close();
-  /// Waits until they are, after close().
-  void join();
-  /// From any thread: no wait for another rank goes on.
-  void abort(const Error& error) { runner_->abort(error); }
+  void submit(RankStep step) override;
+  void submit_masks(StepMasks masks) override;
+  void close() override;
+  void join() override;
+  void abort(const Error& error) override { runner_->abort(error); }
 
  private:
   void submit_steps();

@@ -67,7 +67,8 @@ std::span<T> entries(const ops::Buffer& image, const StepLayout::Table& table) {
 Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& plan, size_t rank_number, weights::WeightSource& source, const Setup& setup) {
   std::unique_ptr<ModelRunner> runner(new ModelRunner(plan, rank_number, setup.links));
   const RankPlan& rank = runner->rank_;
-  CHECK((setup.links.stage != nullptr) == (rank.shard.tp_size > 1) && (setup.links.pipeline != nullptr) == (rank.shard.pp_size > 1));
+  CHECK((setup.links.stage != nullptr) == (rank.shard.tp_size > 1));
+  CHECK((setup.links.pipeline != nullptr) + (setup.links.processes != nullptr) == (rank.shard.pp_size > 1 ? 1 : 0));
   for (const RankPlan& other : plan.ranks)
     if (other.shard.pp_rank == rank.shard.pp_rank) runner->vocab_shares_.push_back(other.shard.vocab.size());
   static constexpr std::atomic<bool> kGoOn{false};
@@ -81,6 +82,13 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& pl
   runner->host_ = std::move(memory.host);
   runner->step_ = std::move(memory.step);
   runner->staging_ = std::move(memory.staging);
+  if (setup.links.processes != nullptr)
+    for (size_t i = 0; i < kMaxInFlight; ++i)
+      for (const auto& [wanted, rows] : {std::pair{!rank.shard.first_stage(), &runner->arriving_[i]}, {!rank.shard.last_stage(), &runner->leaving_[i]}}) {
+        if (!wanted) continue;
+        ASSIGN_OR_RETURN(std::unique_ptr<ops::Buffer> host, device.allocate_host(StageRows::room_for(runner->step_.x.size_bytes()), "rows between processes"));
+        *rows = StageRows(std::move(host));
+      }
   runner->num_logprobs_.assign(static_cast<size_t>(plan.limits.num_slots), -1);
   runner->candidates_needed_.assign(static_cast<size_t>(plan.limits.num_slots), {1, 1});
   runner->candidate_shares_.resize(runner->vocab_shares_.size());
@@ -116,6 +124,7 @@ Result<std::vector<T>> ModelRunner::download(const ops::TensorView& source) {
 void ModelRunner::abort(const Error& error) {
   for (ops::Collective* link : {links_.stage, links_.pipeline})
     if (link != nullptr) link->abort(error);
+  if (links_.processes != nullptr) links_.processes->abort(error);
 }
 
 ModelRunner::InFlight ModelRunner::submit(const StepPlan& plan, const std::function<StepMasks()>& masks, const SlotValues* slots) {
@@ -169,6 +178,8 @@ StepResult ModelRunner::collect(InFlight step) {
   const Result<void> done = stream_->wait(step.mark);
   StepResult result = std::move(step.result);
   if (!done && !result.error) result.error = done.error();
+  if (!result.error && step.row_bytes > 0)
+    if (const Result<void> sent = links_.processes->send(result.step, leaving_[step.staging], step.row_bytes); !sent) result.error = sent.error();
   const auto now = std::chrono::steady_clock::now();
   result.device_seconds = std::chrono::duration<double>(now - std::max(step.begin, last_done_)).count();
   last_done_ = now;
@@ -395,7 +406,26 @@ void ModelRunner::write_inputs(const StepPlan& plan) {
   stream_->copy_to_device(image.address(), step_.inputs);
 }
 
+/// What passes between processes is not recorded: the host receives it before the step's launches, and sends it (collect) when the device has computed it.
 Result<void> ModelRunner::compute(const StepPlan& plan, const std::function<StepMasks()>& masks) {
+  if (links_.processes == nullptr) return replay_or_enqueue(plan, masks);
+  const StageRows &arriving = arriving_[current_->staging], &leaving = leaving_[current_->staging];
+  const ops::TensorView x = step_.x.first(rows_.num_rows);
+  if (!rank_.shard.first_stage()) {
+    ops::Launch go = launch();
+    model_.embed.kernel->enqueue(rows_, *model_.embed.packed, x, go);  // for what it says of the rows
+    RETURN_IF_ERROR(links_.processes->receive(plan.step, arriving, x.size_bytes()));
+    stream_->copy_to_device(arriving.rows(), x);
+  }
+  RETURN_IF_ERROR(replay_or_enqueue(plan, masks));
+  if (!rank_.shard.last_stage()) {
+    stream_->copy_to_host(x, leaving.rows());
+    current_->row_bytes = x.size_bytes();
+  }
+  return {};
+}
+
+Result<void> ModelRunner::replay_or_enqueue(const StepPlan& plan, const std::function<StepMasks()>& masks) {
   const bool masked = std::any_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.mask_pending; });
   if (rows_per_run_ == 0 || masked || plan_.options.enforce_eager) return enqueue_step(plan, masks);
   const GraphKey key{.num_runs = static_cast<int32_t>(num_runs()), .rows_per_run = rows_per_run_, .num_passes = fills_mtp_ ? 1 + draft_depth_ : 0, .num_candidates = num_candidates_};
@@ -433,7 +463,7 @@ Result<void> ModelRunner::enqueue_step(const StepPlan& plan, const std::function
   const Shard& shard = rank_.shard;
   if (shard.first_stage()) {
     embed(rows_, nullptr, x);
-  } else {
+  } else if (links_.pipeline != nullptr) {
     model_.embed.kernel->enqueue(rows_, *model_.embed.packed, x, go);  // for what it says of the rows
     links_.pipeline->receive(x, shard.pp_rank - 1, go);
   }
@@ -443,7 +473,7 @@ Result<void> ModelRunner::enqueue_step(const StepPlan& plan, const std::function
     ++(l.gdn ? gdn_index : kv_index);
   }
   if (!shard.last_stage()) {
-    links_.pipeline->send(x, shard.pp_rank + 1, go);
+    if (links_.pipeline != nullptr) links_.pipeline->send(x, shard.pp_rank + 1, go);
     return {};
   }
   if (std::any_of(plan.runs.begin(), plan.runs.end(), exports)) RETURN_IF_ERROR(export_logits(plan));

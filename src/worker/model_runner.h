@@ -13,6 +13,7 @@
 #include "worker/loaded_model.h"
 #include "worker/rank_memory.h"
 #include "worker/slot_values.h"
+#include "worker/stage_link.h"
 #include "worker/start.h"
 #include "worker/step.h"
 
@@ -22,6 +23,7 @@ namespace quern::worker {
 struct RankLinks {
   ops::Collective* stage = nullptr;     // the ranks of one stage, by tp_rank
   ops::Collective* pipeline = nullptr;  // the ranks of this tp_rank, by stage
+  StageLink* processes = nullptr;       // the same, where every stage is a process
 };
 
 /// Executes StepPlans on one device, one after the other. A step is enqueued as a whole: the host waits for nothing that the device computes, so that the next step
@@ -54,6 +56,7 @@ class ModelRunner {
     std::vector<Run> runs;
     std::vector<std::unique_ptr<std::vector<std::byte>>> uploads;  // what the device reads until `mark`
     size_t staging = 0;
+    size_t row_bytes = 0;  // of the rows that go on to a stage in another process
     ops::Mark mark = 0;
     std::chrono::steady_clock::time_point begin;
   };
@@ -94,6 +97,7 @@ class ModelRunner {
   void add_padding(int32_t number, int32_t first_row);
   void write_inputs(const StepPlan& plan);
   Result<void> compute(const StepPlan& plan, const std::function<StepMasks()>& masks);
+  Result<void> replay_or_enqueue(const StepPlan& plan, const std::function<StepMasks()>& masks);
   Result<void> enqueue_step(const StepPlan& plan, const std::function<StepMasks()>& masks);
   void layer(const LoadedLayer& layer, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index,
              ActivationRanges* ranges, size_t index);
@@ -147,6 +151,7 @@ class ModelRunner {
   std::vector<std::array<int32_t, 2>> candidates_needed_;  // likewise: by its rows, and by those of verifies in which drafts count as accepted
   std::map<GraphKey, std::unique_ptr<ops::Graph>> graphs_;
   std::array<StepStaging, kMaxInFlight> staging_;
+  std::array<StageRows, kMaxInFlight> arriving_, leaving_;  // from and to stages in other processes
   uint64_t num_submitted_ = 0;
   std::chrono::steady_clock::time_point last_done_;  // of collect
 

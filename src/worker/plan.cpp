@@ -502,6 +502,22 @@ std::string ExecutionPlan::refusals() const {
                      choices.size(), num_refused == 1 ? "has" : "have", text);
 }
 
+Range ExecutionPlan::local_ranks() const {
+  if (hosts.empty()) return {0, std::ssize(ranks)};
+  return {int64_t{process} * options.tp_size, int64_t{process + 1} * options.tp_size};
+}
+
+std::string ExecutionPlan::rank_name(size_t rank) const {
+  if (hosts.empty()) return fmt::format("rank {} ({})", rank, ranks[rank].device);
+  return fmt::format("rank {} ({} of process {})", rank, ranks[rank].device, ranks[rank].shard.pp_rank);
+}
+
+std::string ExecutionPlan::process_name(int32_t number) const {
+  const int32_t first = number * options.tp_size;
+  return fmt::format("process {} ({}, {})", number, hosts[static_cast<size_t>(number)],
+                     options.tp_size == 1 ? fmt::format("rank {}", first) : fmt::format("ranks {} to {}", first, first + options.tp_size - 1));
+}
+
 std::vector<ops::DeviceTraits> ExecutionPlan::device_traits() const {
   std::vector<ops::DeviceTraits> traits_of_ranks;
   for (const RankPlan& rank : ranks) traits_of_ranks.push_back(rank.traits);
@@ -534,10 +550,12 @@ uint64_t ExecutionPlan::kv_bytes_for(int64_t num_blocks) const {
   return static_cast<uint64_t>(num_blocks) * largest;
 }
 
-Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig config, weights::Inventory inventory, std::vector<ops::DeviceTraits> traits) {
+namespace {
+
+/// The plan of a model for named devices.
+Result<ExecutionPlan> plan_on(const WorkerOptions& options, model::ModelConfig config, weights::Inventory inventory, const std::vector<std::string>& devices,
+                              std::vector<ops::DeviceTraits> traits) {
   RETURN_IF_ERROR(check_options(options, config));
-  ASSIGN_OR_RETURN(const std::vector<std::string> devices, rank_devices(options.device, options.tp_size, options.pp_size));
-  if (traits.size() == 1) traits.resize(devices.size(), traits[0]);
   CHECK(traits.size() == devices.size());
   ExecutionPlan plan;
   plan.options = options;
@@ -598,7 +616,7 @@ Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig
     WorkerOptions without = options;
     without.draft_head = DraftHead::kModel;
     const std::vector<ops::DeviceTraits> same = plan.device_traits();
-    ASSIGN_OR_RETURN(ExecutionPlan smaller, make_plan(without, std::move(plan.config), std::move(plan.inventory), same));
+    ASSIGN_OR_RETURN(ExecutionPlan smaller, plan_on(without, std::move(plan.config), std::move(plan.inventory), devices, same));
     smaller.options.draft_head = DraftHead::kAuto;
     smaller.notes.emplace_back("drafts are picked with lm_head itself: an FP8 copy would take too much of what the weights leave");
     return smaller;
@@ -612,11 +630,8 @@ Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig
   return plan;
 }
 
-Result<ExecutionPlan> make_plan(const WorkerOptions& options) {
-  ASSIGN_OR_RETURN(model::ModelConfig config, model::load_config(options.model_dir));
-  RETURN_IF_ERROR(check_options(options, config));
-  ASSIGN_OR_RETURN(const std::vector<std::string> devices, rank_devices(options.device, options.tp_size, options.pp_size));
-  ASSIGN_OR_RETURN(const std::vector<ops::DeviceTraits> traits, traits_of_ranks(devices, options.tp_size));
+/// The plan of the model in options.model_dir.
+Result<ExecutionPlan> plan_directory_on(const WorkerOptions& options, model::ModelConfig config, const std::vector<std::string>& devices, const std::vector<ops::DeviceTraits>& traits) {
   if (config.dtype == "float16" && options.dtype == ModelDType::kAuto)
     return invalid_argument("{}: dtype float16 overflows in this model family's residual stream; use --dtype bfloat16 or float32", config.name);
   bool has_weights = false;
@@ -625,10 +640,32 @@ Result<ExecutionPlan> make_plan(const WorkerOptions& options) {
   if (!has_weights || options.load.format == weights::LoadFormat::kDummy) {
     ASSIGN_OR_RETURN(weights::Inventory inventory, weights::inventory_from_config(config, options.load));
     if (!has_weights) inventory.notes.push_back("no weights in this directory: planned from config.json alone");
-    return make_plan(options, std::move(config), std::move(inventory), traits);
+    return plan_on(options, std::move(config), std::move(inventory), devices, traits);
   }
   ASSIGN_OR_RETURN(const auto source, weights::open_weights(options.model_dir, config, options.load));
-  return make_plan(options, std::move(config), source->inventory(), traits);
+  return plan_on(options, std::move(config), source->inventory(), devices, traits);
+}
+
+}  // namespace
+
+Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig config, weights::Inventory inventory, std::vector<ops::DeviceTraits> traits) {
+  RETURN_IF_ERROR(check_options(options, config));
+  ASSIGN_OR_RETURN(const std::vector<std::string> devices, rank_devices(options.device, options.tp_size, options.pp_size));
+  if (traits.size() == 1) traits.resize(devices.size(), traits[0]);
+  return plan_on(options, std::move(config), std::move(inventory), devices, std::move(traits));
+}
+
+Result<ExecutionPlan> make_plan(const WorkerOptions& options) {
+  ASSIGN_OR_RETURN(model::ModelConfig config, model::load_config(options.model_dir));
+  RETURN_IF_ERROR(check_options(options, config));
+  ASSIGN_OR_RETURN(const std::vector<std::string> devices, rank_devices(options.device, options.tp_size, options.pp_size));
+  ASSIGN_OR_RETURN(const std::vector<ops::DeviceTraits> traits, traits_of_ranks(devices, options.tp_size));
+  return plan_directory_on(options, std::move(config), devices, traits);
+}
+
+Result<ExecutionPlan> make_plan_on(const WorkerOptions& options, const std::vector<std::string>& devices, const std::vector<ops::DeviceTraits>& traits) {
+  ASSIGN_OR_RETURN(model::ModelConfig config, model::load_config(options.model_dir));
+  return plan_directory_on(options, std::move(config), devices, traits);
 }
 
 std::vector<KernelRow> kernel_matrix(const ExecutionPlan& plan) {

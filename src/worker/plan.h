@@ -84,6 +84,8 @@ struct ExecutionPlan {
   model::ModelConfig config;       // whole
   weights::Inventory inventory;    // whole
   std::vector<RankPlan> ranks;     // stage by stage; in each the ranks of tensor parallelism
+  std::vector<std::string> hosts;  // of several processes, of which each has a stage; else empty
+  int32_t process = 0;             // this one
   ops::DeviceTraits traits;        // of the first rank
   bool with_mtp = false;
   bool draft_head = false;         // there is an FP8 copy of lm_head for drafts
@@ -99,6 +101,12 @@ struct ExecutionPlan {
   std::vector<std::string> notes;      // clamps and choices worth a log line
 
   [[nodiscard]] Numerics numerics() const { return {activation, kv, ring, options.k_max, draft_head}; }
+  /// The ranks of this process.
+  [[nodiscard]] Range local_ranks() const;
+  /// "rank 1 (cuda:1)", with the process where there are several.
+  [[nodiscard]] std::string rank_name(size_t rank) const;
+  /// "process 1 (hostname, ranks 2 and 3)"
+  [[nodiscard]] std::string process_name(int32_t process) const;
   /// The refusals as the message that a failed start shows; empty when every op has a kernel.
   [[nodiscard]] std::string refusals() const;
   [[nodiscard]] std::vector<ops::DeviceTraits> device_traits() const;
@@ -116,6 +124,9 @@ Result<ExecutionPlan> make_plan(const WorkerOptions& options);
 
 /// As make_plan, from parts already known: traits of every rank, or of one kind that all of them are.
 Result<ExecutionPlan> make_plan(const WorkerOptions& options, model::ModelConfig config, weights::Inventory inventory, std::vector<ops::DeviceTraits> traits);
+
+/// As make_plan, on devices of several processes: their names and traits, rank by rank.
+Result<ExecutionPlan> make_plan_on(const WorkerOptions& options, const std::vector<std::string>& devices, const std::vector<ops::DeviceTraits>& traits);
 
 /// The whole matrix: every candidate of every op on a platform for the ops of a plan, for `quern kernels`.
 struct KernelRow {

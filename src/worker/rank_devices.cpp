@@ -70,7 +70,7 @@ Result<std::vector<std::string>> rank_devices(std::string_view device, int32_t t
   return names;
 }
 
-Result<std::vector<ops::DeviceTraits>> traits_of_ranks(const std::vector<std::string>& devices, int32_t tp_size) {
+Result<std::vector<ops::DeviceTraits>> traits_of_ranks(const std::vector<std::string>& devices, int32_t tp_size, int32_t num_processes) {
   std::map<std::string, ops::DeviceTraits> known;
   std::vector<ops::DeviceTraits> ranks;
   for (const std::string& name : devices) {
@@ -78,7 +78,7 @@ Result<std::vector<ops::DeviceTraits>> traits_of_ranks(const std::vector<std::st
     if (!known.contains(kind)) {
       ASSIGN_OR_RETURN(ops::DeviceTraits traits, backends::traits_by_name(is_cpu(name) && devices.size() == 1 ? name : kind));
       const auto named = static_cast<int>(std::count(devices.begin(), devices.end(), name));
-      const int sharing = is_cpu(name) ? num_sharing_cpu(devices) : name.starts_with("opencl") ? named : 1;  // the name of a card is of as many cards
+      const int sharing = is_cpu(name) ? num_sharing_cpu(devices) * num_processes : name.starts_with("opencl") ? named : 1;  // the name of a card is of as many cards
       traits.memory_bytes /= static_cast<uint64_t>(sharing);
       traits.read_bandwidth /= sharing;
       traits.num_cores = std::max(traits.num_cores / sharing, 1);

@@ -22,29 +22,46 @@ Result<void> join(const JoinedDevices& joined, const ops::CollectiveOptions& opt
 
 }  // namespace
 
-Result<void> join_ranks(const ExecutionPlan& plan, JoinedDevices& joined) {
+Result<void> join_ranks(const ExecutionPlan& plan, JoinedDevices& joined, Processes* processes) {
   const ops::CollectiveOptions options = plan.collective_options();
-  const auto tp_size = static_cast<size_t>(plan.options.tp_size), pp_size = static_cast<size_t>(plan.options.pp_size);
-  joined.stage.resize(plan.ranks.size());
-  joined.pipeline.resize(plan.ranks.size());
+  const auto tp_size = static_cast<size_t>(plan.options.tp_size), num_here = joined.devices.size();
+  CHECK(num_here == static_cast<size_t>(plan.local_ranks().size()) && num_here % tp_size == 0);
+  joined.stage.resize(num_here);
+  joined.pipeline.resize(num_here);
+  joined.processes.resize(num_here);
+  const size_t stages_here = num_here / tp_size;
   if (tp_size > 1)
-    for (size_t stage = 0; stage < pp_size; ++stage) RETURN_IF_ERROR(join(joined, options, stage * tp_size, tp_size, 1, joined.stage));
-  if (pp_size > 1)
-    for (size_t tp_rank = 0; tp_rank < tp_size; ++tp_rank) RETURN_IF_ERROR(join(joined, options, tp_rank, pp_size, tp_size, joined.pipeline));
+    for (size_t stage = 0; stage < stages_here; ++stage) RETURN_IF_ERROR(join(joined, options, stage * tp_size, tp_size, 1, joined.stage));
+  for (size_t tp_rank = 0; tp_rank < tp_size; ++tp_rank) {
+    if (stages_here > 1) RETURN_IF_ERROR(join(joined, options, tp_rank, stages_here, tp_size, joined.pipeline));
+    if (processes == nullptr) continue;
+    const Shard& shard = plan.ranks[static_cast<size_t>(plan.local_ranks().begin) + tp_rank].shard;
+    joined.processes[tp_rank] = std::make_unique<StageLink>(
+        *processes, StageLink::Place{.rank = shard.rank(), .tp_rank = shard.tp_rank, .stage = shard.pp_rank, .tp_size = shard.tp_size}, options.deadline);
+  }
   return {};
 }
 
-RankGroup::RankGroup(const ExecutionPlan& plan, JoinedDevices devices, std::vector<std::unique_ptr<ModelRunner>> runners)
+RankGroup::RankGroup(const ExecutionPlan& plan, JoinedDevices devices, std::vector<std::unique_ptr<ModelRunner>> runners, std::vector<std::unique_ptr<RemoteRanks>> others)
     : limits_(plan.limits),
-      first_of_last_stage_(runners.size() - static_cast<size_t>(plan.options.tp_size)),
       devices_(std::move(devices)),
-      num_done_(runners.size()),
-      last_done_(runners.size()),
+      num_done_(runners.size() + others.size()),
+      last_done_(runners.size() + others.size()),
       step_timeout_(plan.step_timeout()) {
-  if (limits_.num_stages > 1) slots_.emplace(limits_.num_slots, limits_.k_max);
-  for (const RankPlan& rank : plan.ranks) names_.push_back(rank.device);
-  for (size_t rank = 0; rank < runners.size(); ++rank)
-    workers_.push_back(std::make_unique<DeviceWorker>(std::move(runners[rank]), [this, rank](StepResult result) { take(rank, std::move(result)); }));
+  if (limits_.num_stages > 1 && plan.process == 0) slots_.emplace(limits_.num_slots, limits_.k_max);
+  for (size_t i = 0; i < runners.size(); ++i) names_.push_back(plan.rank_name(static_cast<size_t>(plan.local_ranks().begin) + i));
+  for (const auto& other : others) names_.push_back(other->name());
+  if (plan.ranks.size() == 1) names_.clear();
+  reporter_ = others.empty() ? runners.size() - static_cast<size_t>(plan.options.tp_size) : runners.size() + others.size() - 1;
+  const auto reports_as = [this](size_t member) { return [this, member](StepResult result) { take(member, std::move(result)); }; };
+  for (auto& runner : runners) members_.push_back(std::make_unique<DeviceWorker>(std::move(runner), reports_as(members_.size())));
+  std::vector<RemoteRanks*> remote;
+  for (auto& other : others) {
+    remote.push_back(other.get());
+    members_.push_back(std::move(other));
+  }
+  // All members are there before one may fail.
+  for (size_t i = 0; i < remote.size(); ++i) remote[i]->report_to(reports_as(runners.size() + i));
   watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
 }
 
@@ -52,8 +69,8 @@ RankGroup::~RankGroup() {
   watcher_.request_stop();
   watcher_.join();
   results_.close();
-  for (const auto& worker : workers_) worker->close();  // all before any is waited for: they wait for each other
-  for (const auto& worker : workers_) worker->join();   // all before any goes: one that fails tells the others
+  for (const auto& member : members_) member->close();  // all before any is waited for: they wait for each other
+  for (const auto& member : members_) member->join();   // all before any goes: one that fails tells the others
 }
 
 void RankGroup::submit(StepPlan plan) {
@@ -66,19 +83,24 @@ void RankGroup::submit(StepPlan plan) {
     in_flight_.push_back(step.plan);
     step.slots = std::make_shared<const SlotValues>(*slots_);
   }
+  submit(std::move(step));
+}
+
+void RankGroup::submit(RankStep step) {
   {
     const std::lock_guard lock(mutex_);
     if (failure_) {
       CHECK(results_.push({.step = step.plan->step, .error = failure_}));
       return;
     }
-    pending_.push_back({.num_missing = workers_.size(), .result = {.step = step.plan->step}, .begin = Clock::now()});
+    pending_.push_back({.num_missing = members_.size(), .result = {.step = step.plan->step}, .begin = Clock::now()});
   }
-  for (size_t rank = 0; rank < workers_.size(); ++rank) workers_[rank]->submit(rank < first_of_last_stage_ ? step : RankStep{.plan = step.plan});
+  // Where the values are kept, the stage that samples is left out: it has them already.
+  for (size_t member = 0; member < members_.size(); ++member) members_[member]->submit(member < reporter_ || !slots_ ? step : RankStep{.plan = step.plan});
 }
 
 void RankGroup::submit_masks(StepMasks masks) {
-  for (size_t rank = first_of_last_stage_; rank < workers_.size(); ++rank) workers_[rank]->submit_masks(masks);
+  for (size_t member = reporter_; member < members_.size(); ++member) members_[member]->submit_masks(masks);
 }
 
 StepResult RankGroup::wait() {
@@ -94,16 +116,16 @@ std::optional<StepResult> RankGroup::finished(std::optional<StepResult> result) 
   return result;
 }
 
-/// One result of all ranks' of a step.
-void RankGroup::take(size_t rank, StepResult result) {
-  if (result.error) fail(rank, *result.error);
+/// One result of all members' of a step.
+void RankGroup::take(size_t member, StepResult result) {
+  if (result.error) fail(member, *result.error);
   const std::lock_guard lock(mutex_);
   if (failure_) return;
-  last_done_[rank] = Clock::now();
-  Pending& step = pending_[num_done_[rank]++];
-  if (rank == first_of_last_stage_) step.result = std::move(result);
+  last_done_[member] = Clock::now();
+  Pending& step = pending_[num_done_[member]++];
+  if (member == reporter_) step.result = std::move(result);
   if (--step.num_missing > 0) return;
-  // Ranks bring their results in order, so that what is complete is the oldest.
+  // Members bring their results in order, so that what is complete is the oldest.
   static_cast<void>(results_.push(std::move(step.result)));
   pending_.pop_front();
   for (size_t& done : num_done_) --done;
@@ -121,24 +143,25 @@ void RankGroup::watch(const std::stop_token& stop) {
     const std::optional<Overdue> late = overdue();
     if (!late) continue;
     lock.unlock();
-    fail(late->rank, make_error(ErrorCode::kInternal, "step {} has not ended after {:.1f} s (--step-timeout): the device, or its driver, does not answer", late->step,
-                                std::chrono::duration<double>(step_timeout_).count()));
+    fail(late->member, make_error(ErrorCode::kInternal, "step {} has not ended after {:.1f} s (--step-timeout): the device, or its driver, does not answer", late->step,
+                                  std::chrono::duration<double>(step_timeout_).count()));
     lock.lock();
   }
 }
 
 std::optional<RankGroup::Overdue> RankGroup::overdue() const {
   const Clock::time_point now = Clock::now();
-  for (size_t rank = 0; rank < num_done_.size(); ++rank) {
-    if (num_done_[rank] == pending_.size()) continue;
-    const Pending& step = pending_[num_done_[rank]];
-    if (now - std::max({step.begin, last_done_[rank], resumed_}) > step_timeout_) return Overdue{rank, step.result.step};
+  for (size_t member = 0; member < num_done_.size(); ++member) {
+    if (num_done_[member] == pending_.size()) continue;
+    const Pending& step = pending_[num_done_[member]];
+    if (now - std::max({step.begin, last_done_[member], resumed_}) > step_timeout_) return Overdue{member, step.result.step};
   }
   return std::nullopt;
 }
 
-void RankGroup::fail(size_t rank, const Error& error) {
-  Error first = names_.size() == 1 ? error : make_error(error.code, "rank {} ({}): {}", rank, names_[rank], error.message);
+void RankGroup::fail(size_t member, const Error& error) { abort(names_.empty() ? error : error.with_context(names_[member])); }
+
+void RankGroup::abort(const Error& first) {
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
@@ -146,8 +169,8 @@ void RankGroup::fail(size_t rank, const Error& error) {
     for (Pending& step : pending_) static_cast<void>(results_.push({.step = step.result.step, .error = first}));
     pending_.clear();
   }
-  if (names_.size() > 1) log_error("{}; the other ranks are told to give up", first.message);
-  for (const auto& worker : workers_) worker->abort(first);
+  if (!names_.empty()) log_error("{}; the other ranks are told to give up", first.message);
+  for (const auto& other : members_) other->abort(first);
 }
 
 }  // namespace quern::worker

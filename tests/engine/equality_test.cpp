@@ -43,6 +43,7 @@ constexpr const char* kPreemptedNames[] = {"never preempted", "swapped", "recomp
 /// How many devices share the model's layers, and in how many stages. Texts are the same within one number of ranks that share: stages never change bits.
 struct Ranks {
   int32_t tp_size = 1, pp_size = 1;
+  bool processes = false;  // every stage is one
 };
 
 /// One engine of the product; company, prefixes and sampling are gone through in it.
@@ -53,8 +54,8 @@ struct Cell {
   bool host = false;  // what is evicted goes to host memory
   Ranks ranks = {};
   [[nodiscard]] std::string describe() const {
-    return fmt::format("cut {}, drafts {}, {}, {}, tp {}, pp {}", cut, drafts.name, kPreemptedNames[static_cast<size_t>(preempted)], host ? "host memory" : "no host memory", ranks.tp_size,
-                       ranks.pp_size);
+    return fmt::format("cut {}, drafts {}, {}, {}, tp {}, pp {}{}", cut, drafts.name, kPreemptedNames[static_cast<size_t>(preempted)], host ? "host memory" : "no host memory", ranks.tp_size,
+                       ranks.pp_size, ranks.processes ? " in processes" : "");
   }
 };
 
@@ -149,6 +150,7 @@ class Equality : public ::testing::Test {
     RealEngineSetup setup{.model_dir = folder_->path() / "tiny", .poison = kPoison};
     setup.worker.tp_size = ranks.tp_size;
     setup.worker.pp_size = ranks.pp_size;
+    if (ranks.processes) setup.num_processes = ranks.pp_size;
     if (ranks.tp_size * ranks.pp_size > 1) setup.worker.num_threads = 1;
     setup.worker.max_num_seqs = 16;
     setup.worker.max_model_len = 512;
@@ -298,6 +300,16 @@ TEST_F(Equality, OfModelsSharedOutAndInStages) {
                  counters);
       ++number;
     }
+  expect_that_it_happened(counters);
+}
+
+/// The same where every stage is a process: steps, values of slots, masks and results are bytes then, and rows messages.
+TEST_F(Equality, OfStagesInProcesses) {
+  Counters counters;
+  for (const Cell& cell : {Cell{.cut = 128, .drafts = kDrafts[4], .preempted = Preempted::kNever, .host = true, .ranks = {1, 2, true}},
+                           Cell{.cut = 64, .drafts = kDrafts[1], .preempted = Preempted::kSwapped, .host = true, .ranks = {2, 2, true}},
+                           Cell{.cut = 0, .drafts = kDrafts[5], .preempted = Preempted::kRecomputed, .ranks = {1, 3, true}}})
+    go_through(cell, counters);
   expect_that_it_happened(counters);
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/float_convert.h"
+#include "worker/local_processes.h"
 
 namespace quern::engine::testing {
 namespace {
@@ -45,10 +46,41 @@ class PoisonedSource final : public weights::WeightSource {
   const int32_t token_;
 };
 
+/// Workers in several processes, with the sources that each of them reads.
+class WorkersInProcesses final : public worker::WorkerGroup {
+ public:
+  WorkersInProcesses(const RealEngineSetup& setup, const worker::ExecutionPlan& plan) : processes_(setup.num_processes) {
+    for (int32_t process = 0; process < setup.num_processes; ++process) {
+      auto sound = weights::open_weights(plan.options.model_dir, plan.config, plan.options.load);
+      EXPECT_OK(sound);
+      if (setup.poison >= 0) sources_.push_back(std::make_unique<PoisonedSource>(std::move(*sound), setup.poison));
+      else sources_.push_back(std::move(*sound));
+    }
+    worker::WorkerOptions options = setup.worker;
+    auto started = worker::ModelInProcesses::start(processes_, {.options = options, .source_of = [this](int32_t process) { return sources_[static_cast<size_t>(process)].get(); }});
+    EXPECT_OK(started);
+    if (started) model_ = std::move(*started);
+  }
+  [[nodiscard]] bool ready() const { return model_ != nullptr; }
+  [[nodiscard]] const worker::WorkerLimits& limits() const override { return model_->limits(); }
+  void submit(worker::StepPlan plan) override { model_->submit(std::move(plan)); }
+  void submit_masks(worker::StepMasks masks) override { model_->submit_masks(std::move(masks)); }
+  worker::StepResult wait() override { return model_->wait(); }
+  std::optional<worker::StepResult> wait_or_wake() override { return model_->wait_or_wake(); }
+  void wake() override { model_->wake(); }
+  std::optional<worker::StepResult> poll() override { return model_->poll(); }
+
+ private:
+  worker::LocalProcesses processes_;
+  std::vector<std::unique_ptr<weights::WeightSource>> sources_;
+  std::unique_ptr<worker::ModelInProcesses> model_;
+};
+
 }  // namespace
 
 std::unique_ptr<Engine> start_real_engine(RealEngineSetup setup) {
   setup.worker.model_dir = setup.model_dir;
+  if (setup.num_processes > 1) setup.worker.pp_size = setup.num_processes;
   if (setup.worker.num_threads == 0) setup.worker.num_threads = 2;
   Result<worker::ExecutionPlan> plan = worker::make_plan(setup.worker);
   EXPECT_OK(plan);
@@ -66,6 +98,11 @@ std::unique_ptr<Engine> start_real_engine(RealEngineSetup setup) {
   }
   const std::string text = fmt::format("{}: {}", plan->config.name, fmt::join(candidates, ", "));
   if (shown.insert(text).second) std::cout << text << "\n";
+  setup.engine.max_num_batched_tokens = setup.worker.max_num_batched_tokens;
+  if (setup.num_processes > 1) {
+    auto workers = std::make_unique<WorkersInProcesses>(setup, *plan);
+    return workers->ready() ? Engine::start(std::move(workers), setup.engine) : nullptr;
+  }
   std::optional<PoisonedSource> poisoned;
   if (setup.poison >= 0) {
     auto sound = weights::open_weights(plan->options.model_dir, plan->config, plan->options.load);
@@ -74,7 +111,6 @@ std::unique_ptr<Engine> start_real_engine(RealEngineSetup setup) {
   }
   auto workers = worker::start_workers(*plan, {}, nullptr, poisoned ? &*poisoned : nullptr);
   EXPECT_OK(workers);
-  setup.engine.max_num_batched_tokens = setup.worker.max_num_batched_tokens;
   return Engine::start(std::move(*workers), setup.engine);
 }
 

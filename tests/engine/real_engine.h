@@ -20,7 +20,8 @@ struct RealEngineSetup {
   EngineOptions engine;
   worker::WorkerOptions worker;
   int64_t num_blocks = 0;  // KV blocks; 0: as the plan has them
-  int32_t poison = -1;     // this token's embedding is NaN: rows that read it, and all behind them, are NaN
+  int32_t num_processes = 1;  // several: each has a stage, in place of worker.pp_size
+  int32_t poison = -1;        // this token's embedding is NaN: rows that read it, and all behind them, are NaN
 };
 
 /// An engine on the CPU. Prints which candidates compute it, once for every set of them.
