@@ -7,6 +7,7 @@
 #include "app/command_line.h"
 #include "app/commands.h"
 #include "app/exit_code.h"
+#include "base/log_mark.h"
 
 namespace quern::app {
 
@@ -17,7 +18,7 @@ std::vector<Command> all_commands() {
           man_command()};
 }
 
-void print_error(const Error& error) { fmt::print(stderr, "quern: {}\n", error.message); }
+void print_error(const Error& error) { fmt::print(stderr, "{}quern: {}\n", log_mark(), error.message); }
 
 int run(std::span<const std::string> arguments) {
   const std::vector<Command> commands = all_commands();

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <thread>
 
 namespace quern::app {
@@ -11,7 +13,8 @@ namespace quern::app {
 /// whoever would start the program anew waits for its end.
 class ExitDeadline {
  public:
-  explicit ExitDeadline(std::chrono::seconds timeout);
+  /// `what` goes on then, in the log.
+  explicit ExitDeadline(std::chrono::seconds timeout, std::string_view what = "something still waits for the devices");
 
  private:
   std::mutex mutex_;

@@ -2,22 +2,27 @@
 
 #include <map>
 
+#include "app/build_info.h"
 #include "app/format.h"
 #include "app/plan_report.h"
 #include "app/progress.h"
 #include "base/log.h"
+#include "worker/common_plan.h"
 
 namespace quern::app {
 namespace {
+
+void log_rank(const worker::ExecutionPlan& plan, const worker::RankPlan& rank) {
+  log_info("{}: layers {} to {}, weights {}, {} of {} in all", plan.rank_name(static_cast<size_t>(rank.shard.rank())), rank.shard.layers.begin, rank.shard.layers.end - 1,
+           format_bytes(rank.memory.weights_bytes), format_bytes(rank.memory.total_bytes()), format_bytes(rank.memory.device_bytes));
+}
 
 void log_plan(const worker::ExecutionPlan& plan) {
   const worker::MemoryPlan& memory = plan.memory;
   log_info("{} on {} ({}), activations {}, KV {}", plan.config.name, plan.options.device, plan.traits.name, dtype_name(plan.activation),
            dtype_name(plan.kv));
   for (const worker::RankPlan& rank : plan.ranks)
-    if (plan.ranks.size() > 1)
-      log_info("rank {}: {}, layers {} to {}, weights {}, {} of {} in all", rank.shard.rank(), rank.device, rank.shard.layers.begin, rank.shard.layers.end - 1, format_bytes(rank.memory.weights_bytes),
-               format_bytes(rank.memory.total_bytes()), format_bytes(rank.memory.device_bytes));
+    if (plan.ranks.size() > 1) log_rank(plan, rank);
   log_info("memory: weights {}, workspace {}, state and rings {}, KV {}; {} of {} in all", format_bytes(memory.weights_bytes),
            format_bytes(memory.workspace_bytes),
            format_bytes(memory.state_bytes + memory.ring_bytes + memory.sampler_bytes + memory.snapshot_bytes),
@@ -54,10 +59,15 @@ Result<void> check_model_dir(const std::filesystem::path& model_dir) {
   return {};
 }
 
-Result<worker::ExecutionPlan> plan_model(ModelOptions options) {
-  RETURN_IF_ERROR(settle_options(options));
-  for (const std::string& notice : options.notices) log_warning("{}", notice);
-  RETURN_IF_ERROR(check_model_dir(options.worker.model_dir));
+Result<worker::ExecutionPlan> plan_model(ModelOptions options, worker::Processes* processes) {
+  const auto check = [&]() -> Result<void> {
+    RETURN_IF_ERROR(settle_options(options));
+    for (const std::string& notice : options.notices) log_warning("{}", notice);
+    return check_model_dir(options.worker.model_dir);
+  };
+  const Result<void> checked = check();
+  if (processes != nullptr) return worker::make_common_plan(options.worker, *processes, version_with_commit(), checked);
+  RETURN_IF_ERROR(checked);
   return worker::make_plan(options.worker);
 }
 
@@ -68,7 +78,7 @@ Result<void> check_runnable(const worker::ExecutionPlan& plan) {
 }
 
 Result<std::unique_ptr<worker::WorkerGroup>> start_planned(const worker::ExecutionPlan& plan, worker::ActivationRanges* ranges,
-                                                           const worker::LoadProgress& on_progress) {
+                                                           const worker::LoadProgress& on_progress, worker::Processes* processes) {
   RETURN_IF_ERROR(check_runnable(plan));
   log_plan(plan);
   uint64_t weights_bytes = 0;  // of all ranks
@@ -78,9 +88,16 @@ Result<std::unique_ptr<worker::WorkerGroup>> start_planned(const worker::Executi
     progress.update(share);
     if (on_progress) on_progress(share);
   };
-  auto workers = worker::start_workers(plan, update, ranges);
+  auto workers = worker::start_workers(plan, update, ranges, nullptr, processes);
   progress.finish(workers.has_value());
   return workers;
+}
+
+Result<void> follow_planned(const worker::ExecutionPlan& plan, worker::Processes& processes, const worker::FollowerEvents& events) {
+  RETURN_IF_ERROR(check_runnable(plan));
+  for (const worker::RankPlan& rank : plan.ranks)
+    if (rank.shard.pp_rank == plan.process) log_rank(plan, rank);
+  return worker::follow_process_0(plan, processes, events);
 }
 
 }  // namespace quern::app

@@ -8,11 +8,13 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/log_mark.h"
 
 namespace quern {
 namespace {
 
 std::atomic<LogLevel> g_level{LogLevel::kInfo};
+std::string g_mark;
 
 std::string_view level_name(LogLevel level) {
   switch (level) {
@@ -40,8 +42,11 @@ std::string timestamp_now() {
   return fmt::format("{}.{:03}Z", stamp, milliseconds);
 }
 
+void set_log_mark(std::string_view mark) { g_mark = fmt::format("[{}] ", mark); }
+const std::string& log_mark() { return g_mark; }
+
 void log_line(LogLevel level, std::string_view message) {
-  const std::string line = fmt::format("{} {} {}\n", timestamp_now(), level_name(level), message);
+  const std::string line = fmt::format("{} {} {}{}\n", timestamp_now(), level_name(level), g_mark, message);
   // One write call a line: lines of several threads do not mix.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }

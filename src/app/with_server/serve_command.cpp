@@ -1,11 +1,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sched.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "app/app.h"
@@ -21,6 +25,7 @@
 #include "app/with_server/service_notifier.h"
 #include "app/with_server/stats_log.h"
 #include "base/log.h"
+#include "base/log_mark.h"
 #include "server/server.h"
 
 // `quern serve`: everything that can be refused is refused before a weight is read; then load, answer, and drain when asked to stop.
@@ -31,6 +36,7 @@ namespace {
 // After the engine has failed. A rank that waits for another gives up after ten seconds; with these the process has ended half a minute after a rank was lost.
 constexpr std::chrono::seconds kTellFailure{3};  // so long clients, probes and scrapers are told
 constexpr std::chrono::seconds kEndLatest{15};   // so long the end may take in all
+constexpr std::chrono::seconds kMeetLatest{60};  // so long the processes that were started together may take to find each other
 
 struct ServeOptions {
   ServeFaults faults;
@@ -58,16 +64,34 @@ std::vector<std::string> model_names(const ServeOptions& options, const worker::
   return names;
 }
 
+/// Of the engine, or of another process, which may be lost while nothing runs.
+std::optional<Error> failure_of(const engine::Engine& engine, const worker::Processes* processes) {
+  if (const std::optional<Error> failure = engine.failure()) return failure;
+  return processes != nullptr ? processes->failure() : std::nullopt;
+}
+
+/// Of several processes: mpirun asks all for the end when one has died, and kills them a moment later. Then it is a failure, and whoever waits for an answer is told.
+Result<void> look_for_lost_processes(const engine::Engine& engine, worker::Processes* processes) {
+  if (processes == nullptr) return {};
+  constexpr std::chrono::milliseconds kLook{100};
+  processes->set_impatient(true);
+  std::this_thread::sleep_for(kLook);
+  processes->set_impatient(false);
+  if (const std::optional<Error> failure = failure_of(engine, processes)) return failure->with_context("the engine failed");
+  return {};
+}
+
 /// Until a signal asks for the end, or the engine breaks.
 Result<void> serve_until_stopped(const engine::Engine& engine, const ServeOptions& options, ShutdownSignals& signals,
-                                 ServiceNotifier& notifier) {
+                                 ServiceNotifier& notifier, worker::Processes* processes) {
   StatsLog stats;
   while (!signals.wait_for(std::chrono::milliseconds(500))) {
-    if (const std::optional<Error> failure = engine.failure()) return failure->with_context("the engine failed");
+    if (const std::optional<Error> failure = failure_of(engine, processes)) return failure->with_context("the engine failed");
     const engine::EngineStats now = engine.stats();  // comes back only while the engine lives
     notifier.well();
     if (!options.disable_log_stats) stats.update(now, StatsLog::Clock::now());
   }
+  RETURN_IF_ERROR(look_for_lost_processes(engine, processes));
   log_info("stopping: no new requests; those that run have {} s to end, a second signal stops at once", options.shutdown_timeout_seconds);
   return {};
 }
@@ -78,11 +102,11 @@ void tell_failure(const Error& failure, ShutdownSignals& signals) {
   signals.wait_for(kTellFailure);
 }
 
-Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
+Result<void> serve(const ServeOptions& options, ShutdownSignals& signals, worker::Processes* processes) {
   log_info("quern {}", version_with_commit());
   ServiceNotifier notifier;
   ASSIGN_OR_RETURN(server::ServerOptions server_settings, server_options(options.network));
-  ASSIGN_OR_RETURN(const worker::ExecutionPlan plan, plan_model(options.model));
+  ASSIGN_OR_RETURN(const worker::ExecutionPlan plan, plan_model(options.model, processes));
   RETURN_IF_ERROR(check_runnable(plan));
   ASSIGN_OR_RETURN(const ModelText text, load_model_text(plan, options.text));
 
@@ -101,7 +125,7 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
                      server->set_loading({.phase = "loading_weights", .fraction = share});
                      const int percent = static_cast<int>(share * 100);
                      if (percent != std::exchange(told, percent)) notifier.loading(fmt::format("loading {}: {} %", plan.config.name, percent));
-                   }));
+                   }, processes));
   server->set_loading({.phase = "starting_engine"});
   if (options.faults.wrap_workers) workers = options.faults.wrap_workers(std::move(workers));
   engine = engine::Engine::start(std::move(workers), engine_options(options.model));
@@ -123,7 +147,7 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   if (!options.disable_page && url.find("://") != std::string::npos) log_info("a page to talk to it: {}/", url);
   notifier.ready(fmt::format("serving {} at {}", name, url));
 
-  const Result<void> end = serve_until_stopped(*engine, options, signals, notifier);
+  const Result<void> end = serve_until_stopped(*engine, options, signals, notifier, processes);
   if (!end) {
     deadline.emplace(kEndLatest);
     tell_failure(end.error(), signals);
@@ -135,6 +159,48 @@ Result<void> serve(const ServeOptions& options, ShutdownSignals& signals) {
   engine->drain(0);  // what the server has not waited for has nobody left to read it
   if (end) log_info("stopped");
   return end;
+}
+
+/// In a process behind process 0, which serves: no HTTP, and signals to end are process 0's to act on.
+Result<void> follow(const ServeOptions& options, ShutdownSignals& signals, worker::Processes& processes) {
+  log_info("quern {}", version_with_commit());
+  std::optional<ExitDeadline> deadline;  // outlives all that may wait for a lost device
+  ASSIGN_OR_RETURN(const worker::ExecutionPlan plan, plan_model(options.model, &processes));
+  RETURN_IF_ERROR(follow_planned(plan, processes,
+                                 {.on_loaded =
+                                      [&] {
+                                        signals.listen();
+                                        log_info("ready: steps come from process 0; it decides when this one ends, and a second signal ends it at once");
+                                      },
+                                  .on_failure = [&] { deadline.emplace(kEndLatest); }}));
+  log_info("stopped");
+  return {};
+}
+
+/// mpirun gives each of two processes a single core, if it is not told otherwise.
+void warn_of_binding() {
+  cpu_set_t mine;
+  if (sched_getaffinity(0, sizeof mine, &mine) != 0) return;
+  const int usable = CPU_COUNT(&mine), all = get_nprocs();
+  if (usable < all) log_warning("this process may use {} of {} cores; if that is mpirun's doing, mpirun --bind-to none gives it all", usable, all);
+}
+
+/// One process, or what mpirun has started as several.
+Result<void> serve_or_follow(const ServeOptions& options, ShutdownSignals& signals) {
+  std::unique_ptr<worker::Processes> processes;
+  {
+    const ExitDeadline deadline(kMeetLatest, "the processes that mpirun has started have not met");
+    ASSIGN_OR_RETURN(processes, worker::join_processes());
+  }
+  if (processes == nullptr) return serve(options, signals, nullptr);
+  const int32_t rank = processes->rank();
+  if (rank != 0) set_log_mark(fmt::format("process {}", rank));
+  log_info("process {} of {}, pid {}, on {}", rank, processes->size(), getpid(), processes->host());
+  warn_of_binding();
+  RETURN_IF_ERROR(rank == 0 ? serve(options, signals, processes.get()) : follow(options, signals, *processes));
+  const ExitDeadline deadline(kEndLatest, "other processes have not ended");
+  processes->leave();
+  return {};
 }
 
 OptionGroup server_group(ServeOptions& o) {
@@ -167,13 +233,14 @@ Command serve_command(ServeFaults faults) {
       "Everything that can be refused is refused before a weight is read. Then the server listens and answers 503 until the model is loaded; "
       "/ready says how far that is. / is a page to chat in a browser.\n\n"
       "SIGTERM or SIGINT: no new requests; those that run may end within the timeout. A second signal stops at once.\n\n"
+      "Started by mpirun, each process has one stage of the pipeline (docs/scaling.md). Process 0 serves.\n\n"
       "When a device is lost, every request ends with an error that says so, /health answers 503 with it, and the process ends with exit code 1.";
   command.groups.push_back(server_group(*options));
   for (OptionGroup& group : network_groups(options->network)) command.groups.push_back(std::move(group));
   add_model_options(command, options->model);
   command.run = [options]() -> int {
     ShutdownSignals signals;
-    if (Result<void> done = serve(*options, signals); !done) {
+    if (Result<void> done = serve_or_follow(*options, signals); !done) {
       print_error(done.error());
       return kFailure;
     }
