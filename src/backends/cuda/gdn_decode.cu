@@ -330,7 +330,6 @@ __device__ void decode(const GdnArgs& g) {
   while (s.numbers[place] < jobs) {
     const int next = place == 2 ? 0 : place + 1;
     const Job& job = s.jobs[place];
-    if (thread == kFinder) s.numbers[next] = find_job<kRows>(g, s.numbers[place] + static_cast<int>(gridDim.x), s.jobs[next]);
     int boundary = job.boundary;
     // Columns that nobody reads any more are kept at once.
     const bool keeps_at_once = job.end - job.cursor <= g.k_max + 1 && (job.committed ? job.end : job.cursor) / kChunk * kChunk <= boundary;
@@ -413,9 +412,14 @@ __device__ void decode(const GdnArgs& g) {
       }
       __syncthreads();
 
-      const bool goes_on = s.numbers[next] < jobs;
+      const bool is_last = index + rows == job.end, may_go_on = s.numbers[place] + static_cast<int>(gridDim.x) < jobs;
       const int row = job.first_row + index - job.cursor;
       for (int head = job.head; head < job.end_head; ++head, turn ^= 1) {
+        // The next job is looked for beside the first head, and known to all at the last one's end.
+        if (is_last && head == job.head) {
+          if (thread == kFinder) s.numbers[next] = find_job<kRows>(g, s.numbers[place] + static_cast<int>(gridDim.x), s.jobs[next]);
+          if (job.end_head == head + 1 && may_go_on) __syncthreads();
+        }
         float* stored = g.state + ((job.slot * g.num_v_heads + head) * kDim + warp * kColumns) * kDim;
         if (batch.base > boundary) {
           const int old_start = boundary % (kChunk + g.k_max + 1);
@@ -515,7 +519,7 @@ __device__ void decode(const GdnArgs& g) {
         if (head + 1 < job.end_head) {
           begin_inputs(in, g, job, batch, head + 1, warp, lane);
           begin_copies(s, g, job, batch, head + 1, warp, lane);
-        } else if (index + rows == job.end && goes_on) {
+        } else if (is_last && may_go_on && s.numbers[next] < jobs) {
           begin_copies(s, g, s.jobs[next], Batch::at<kRows>(g, s.jobs[next], s.jobs[next].cursor), s.jobs[next].head, warp, lane);
         }
         __syncthreads();
