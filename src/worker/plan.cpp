@@ -21,7 +21,8 @@ constexpr int32_t kDefaultMaxNumSeqs = 64;
 constexpr double kDefaultStateShare = 0.4;
 /// Host memory is shared with everything else: without an explicit size the CPU platform keeps its KV cache below this.
 constexpr uint64_t kDefaultCpuKvBytes = 4ull << 30;
-constexpr int32_t kDefaultLogitRows = 64;
+/// Rows of a step with logits, at a MiB or so each: all sequences shall decode together, however many were asked for.
+constexpr int32_t kLeastLogitRows = 64, kMostLogitRows = 1024;
 /// Snapshots for the prefix cache: some per sequence, from at most this share of what the weights leave (on a CPU also below an absolute size).
 constexpr int32_t kDefaultSnapshotsPerSeq = 4, kDefaultLeastSnapshots = 32;
 constexpr double kDefaultSnapshotShare = 0.1;
@@ -251,7 +252,7 @@ class MemoryLayout {
     limits_.num_stages = options_.pp_size;
     limits_.block_bytes = sum(&Sizes::block_bytes);
     limits_.snapshot_bytes = sum(&Sizes::snapshot_bytes);
-    limits_.max_logit_rows = options_.max_logit_rows != 0 ? options_.max_logit_rows : kDefaultLogitRows;
+    limits_.max_logit_rows = options_.max_logit_rows != 0 ? options_.max_logit_rows : std::clamp(wanted_slots(), kLeastLogitRows, kMostLogitRows);
     limits_.max_model_len = options_.max_model_len != 0 ? options_.max_model_len : static_cast<int32_t>(plan_.config.max_position_embeddings);
     const int32_t smallest_step = static_cast<int32_t>(ops::kGrid) + wanted_slots() * (options_.k_max + 1);
     limits_.max_rows = std::max(options_.max_num_batched_tokens != 0 ? options_.max_num_batched_tokens : on_cpu() ? 512 : 2048, smallest_step);

@@ -184,6 +184,18 @@ TEST(Plan, ClampsSequencesWithANoteInsteadOfFailing) {
   EXPECT_THAT(plan->notes, ::testing::Contains(HasSubstr("max_num_seqs lowered from 4096")));
 }
 
+TEST(Plan, LetsAllSequencesThatHaveAPlaceDecodeInOneStep) {
+  for (const int32_t wanted : {0, 1, 64, 65, 256, 600}) {
+    WorkerOptions options;
+    options.max_num_seqs = wanted;
+    const auto plan = plan_27b("config.fp8.json", "h200", options);
+    ASSERT_OK(plan);
+    if (wanted > 0) EXPECT_LE(plan->limits.num_slots, wanted);
+    EXPECT_GE(plan->limits.max_logit_rows, plan->limits.num_slots) << wanted;
+    EXPECT_GE(plan->limits.max_rows, plan->limits.num_slots + 64) << wanted;
+  }
+}
+
 TEST(Plan, RefusesOptionsThatContradictTheModelAllAtOnce) {
   WorkerOptions options;
   options.max_model_len = 300000;
