@@ -12,18 +12,6 @@ using ops::WeightScheme;
 
 namespace {
 
-Weight::Scales scales_of(WeightScheme scheme) {
-  switch (scheme) {
-    case WeightScheme::kF32:
-    case WeightScheme::kBF16:
-    case WeightScheme::kF16: return Weight::Scales::kNone;
-    case WeightScheme::kFp8Block: return Weight::Scales::kBlock;
-    case WeightScheme::kFp8Channel: return Weight::Scales::kChannel;
-    case WeightScheme::kFp8Tensor: return Weight::Scales::kTensor;
-  }
-  CHECK_UNREACHABLE();
-}
-
 /// Scales of a slice that begins with a scale block.
 int64_t num_scales(const ops::LinearShape& shape) {
   if (shape.scheme == WeightScheme::kFp8Block) return ops::scale_blocks(0, shape.out_features) * ops::scale_blocks(0, shape.in_features);

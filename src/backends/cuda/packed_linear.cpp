@@ -14,6 +14,12 @@ namespace {
 constexpr unsigned kThreads = 256;
 constexpr int64_t kFeaturesPerBlock = 8, kRowsPerBlock = 4;  // of linear.cu
 
+ops::TensorView bytes_of(ops::Buffer& buffer, size_t offset, size_t size) {
+  return {&buffer, offset, DType::kU8, Shape{static_cast<int64_t>(size)}};
+}
+
+}  // namespace
+
 Weight::Scales scales_of(WeightScheme scheme) {
   switch (scheme) {
     case WeightScheme::kF32:
@@ -25,12 +31,6 @@ Weight::Scales scales_of(WeightScheme scheme) {
   }
   CHECK_UNREACHABLE();
 }
-
-ops::TensorView bytes_of(ops::Buffer& buffer, size_t offset, size_t size) {
-  return {&buffer, offset, DType::kU8, Shape{static_cast<int64_t>(size)}};
-}
-
-}  // namespace
 
 PackedLinear::PackedLinear(const ops::LinearShape& shape, size_t offset_bytes) : shape_(shape), weight_at_(offset_bytes) {
   const size_t weight_bytes = static_cast<size_t>(shape.out_features * shape.in_features) * dtype_size(stored_dtype(shape.scheme));

@@ -10,6 +10,9 @@ namespace quern::cuda {
 /// The order of a packed embedding table that a tied head reads too.
 inline constexpr std::string_view kRowsLayout = "rows";
 
+/// Which scales weights of `scheme` come with.
+Weight::Scales scales_of(ops::WeightScheme scheme);
+
 /// One weight's place in a packed buffer: the rows as stored, at the next multiple of 256 bytes the f32 scales, then the offsets into the scale grid.
 class PackedLinear {
  public:

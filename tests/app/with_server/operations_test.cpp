@@ -9,11 +9,11 @@
 
 #include "app/program.h"
 #include "app/with_server/service_notifier.h"
+#include "app/with_server/tiny_checkpoint.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "http_client.h"
 #include "support/test_support.h"
-#include "synth_checkpoint/synth.h"
 #include "test_certificates.h"
 
 // `quern serve` as a service manager and an administrator see it.
@@ -24,6 +24,7 @@ namespace {
 using quern::testing::BackgroundProgram;
 using quern::testing::run_quern;
 using quern::testing::TemporaryFolder;
+using quern::testing::write_tiny_checkpoint;
 using server::HttpClient;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -73,11 +74,7 @@ class Operations : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     folder_ = std::make_unique<TemporaryFolder>();
-    const Result<Json> config = tools::preset_config("tiny");
-    ASSERT_OK(config);
-    tools::SynthOptions options;
-    options.config = *config;
-    ASSERT_OK(tools::write_checkpoint(options, folder_->path() / "tiny"));
+    write_tiny_checkpoint(folder_->path() / "tiny");
   }
   static void TearDownTestSuite() { folder_.reset(); }
   static std::vector<std::string> arguments(const std::vector<std::string>& more) {

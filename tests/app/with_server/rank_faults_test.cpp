@@ -4,9 +4,9 @@
 
 #include "app/http_client.h"
 #include "app/program.h"
+#include "app/with_server/tiny_checkpoint.h"
 #include "base/json.h"
 #include "support/test_support.h"
-#include "synth_checkpoint/synth.h"
 
 // A server of two ranks, one of which meets a fault in the middle of a step.
 
@@ -15,6 +15,7 @@ namespace {
 
 using quern::testing::BackgroundProgram;
 using quern::testing::TemporaryFolder;
+using quern::testing::write_tiny_checkpoint;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -22,11 +23,7 @@ class RankFaults : public ::testing::TestWithParam<std::string> {
  protected:
   static void SetUpTestSuite() {
     folder_ = std::make_unique<TemporaryFolder>();
-    const Result<Json> config = tools::preset_config("tiny");
-    ASSERT_OK(config);
-    tools::SynthOptions options;
-    options.config = *config;
-    ASSERT_OK(tools::write_checkpoint(options, folder_->path() / "tiny"));
+    write_tiny_checkpoint(folder_->path() / "tiny");
   }
   static void TearDownTestSuite() { folder_.reset(); }
 

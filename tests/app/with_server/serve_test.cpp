@@ -5,9 +5,9 @@
 
 #include "app/http_client.h"
 #include "app/program.h"
+#include "app/with_server/tiny_checkpoint.h"
 #include "base/json.h"
 #include "support/test_support.h"
-#include "synth_checkpoint/synth.h"
 
 // `quern serve` from the start to the signal that ends it.
 
@@ -17,6 +17,7 @@ namespace {
 using quern::testing::BackgroundProgram;
 using quern::testing::run_quern;
 using quern::testing::TemporaryFolder;
+using quern::testing::write_tiny_checkpoint;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -24,11 +25,7 @@ class Serve : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     folder_ = std::make_unique<TemporaryFolder>();
-    const Result<Json> config = tools::preset_config("tiny");
-    ASSERT_OK(config);
-    tools::SynthOptions options;
-    options.config = *config;
-    ASSERT_OK(tools::write_checkpoint(options, folder_->path() / "tiny"));
+    write_tiny_checkpoint(folder_->path() / "tiny");
   }
   static void TearDownTestSuite() { folder_.reset(); }
 

@@ -7,10 +7,10 @@
 
 #include "app/http_client.h"
 #include "app/program.h"
+#include "app/with_server/tiny_checkpoint.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "support/test_support.h"
-#include "synth_checkpoint/synth.h"
 
 // `mpirun -np N quern serve`: over loopback, and once more by CTest on two hosts that are namespaces (tests/support/two_hosts, which says what mpirun needs for them).
 
@@ -19,6 +19,7 @@ namespace {
 
 using quern::testing::BackgroundProgram;
 using quern::testing::TemporaryFolder;
+using quern::testing::write_tiny_checkpoint;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
@@ -29,13 +30,8 @@ class SeveralHosts : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     folder_ = std::make_unique<TemporaryFolder>();
-    const Result<Json> config = tools::preset_config("tiny");
-    ASSERT_OK(config);
-    tools::SynthOptions options;
-    options.config = *config;
-    ASSERT_OK(tools::write_checkpoint(options, folder_->path() / "tiny"));
-    options.seed = 2;
-    ASSERT_OK(tools::write_checkpoint(options, folder_->path() / "other"));
+    write_tiny_checkpoint(folder_->path() / "tiny");
+    write_tiny_checkpoint(folder_->path() / "other", 2);
   }
   static void TearDownTestSuite() { folder_.reset(); }
   void SetUp() override {
