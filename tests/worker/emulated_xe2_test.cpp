@@ -127,7 +127,7 @@ INSTANTIATE_TEST_SUITE_P(
         WrongKernel{"decay", "gdn_mix", "gdn_simd16", "along_k[j] = factor * dot_k", "along_k[j] = dot_k"},
         WrongKernel{"ring", "gdn_mix", "gdn_simd16", "index % length) * width + in_k", "(index + 1) % length) * width + in_k"},
         WrongKernel{"row", "embed", "embed", "token * width + i)", "(token ^ WRONG) * width + i)"},
-        WrongKernel{"logit", "sample", "sample", "float x = row->logits[id]", "float x = (WRONG ? -1.0f : 1.0f) * row->logits[id]"},
+        WrongKernel{"logit", "sample", "sample", "float x = row->logits[id - row->begin]", "float x = (WRONG ? -1.0f : 1.0f) * row->logits[id - row->begin]"},
         WrongKernel{"depth", "draft_rows", "draft_rows", "draft.depth > pass + 1", "draft.depth > pass + 1 + WRONG"},
         WrongKernel{"window", "state_copy", "state_copy", "index % window_length) * width + i] = hidden", "(index + WRONG) % window_length) * width + i] = hidden"}),
     [](const auto& fault) { return fmt::format("{}_{}", fault.param.op, fault.param.what); });

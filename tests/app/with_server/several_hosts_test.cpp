@@ -246,7 +246,11 @@ TEST_F(LostProcess, ThatIsKilledIsNamedAndEverythingEnds) {
 }
 
 /// Long before its silence alone would tell: by the request to end, which mpirun sends because of it.
-TEST_F(LostProcess, ThatIsKilledIsNamedInTheTimeThatMpirunGrants) { expect_told(lose(SIGKILL, {"--mca", "odls_base_sigkill_timeout", "5"}, "300", false)); }
+TEST_F(LostProcess, ThatIsKilledIsNamedInTheTimeThatMpirunGrants) {
+  if (std::getenv("QUERN_MPIRUN_OPTIONS") != nullptr)
+    GTEST_SKIP() << "between hosts, mpirun was seen to kill process 0 without asking it first (docs/scaling.md); a deadline shorter than its grace is what tells there";
+  expect_told(lose(SIGKILL, {"--mca", "odls_base_sigkill_timeout", "5"}, "300", false));
+}
 
 TEST_F(LostProcess, ThatHangsIsNamedAndEverythingEnds) {
   const Loss loss = lose(SIGSTOP, {});
