@@ -1,4 +1,4 @@
-#include "backends/cuda/linear_sm90.cuh"
+#include "backends/cuda/linear_prompt_sm90.cuh"
 
 namespace quern::cuda::sm90 {
 

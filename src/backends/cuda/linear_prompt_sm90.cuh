@@ -1,0 +1,269 @@
+#pragma once
+
+// Prompt rows of the linear layers of Hopper (run_prompt). Weights stream through the same ring of tiles as for decode rows (linear_sm90.cuh); a block takes whole
+// output tiles, one after the other: no sum is ever split. Here the rows are A and the weights B, so that a thread has two rows and needs but four scales a tile.
+
+#include "backends/cuda/linear_sm90.cuh"
+
+namespace quern::cuda::sm90 {
+
+// ---- which tiles a block multiplies ----
+
+/// The output tiles of one block for prompt rows, or of a pair of blocks, which take the two halves of 2 kColumns rows. Blocks that run together share weights and rows in the L2 cache:
+/// 16 tile rows beside each other.
+template <int kColumns, bool kPair>
+struct PromptWalk {
+  static constexpr int kBand = 16, kBlocks = kPair ? 2 : 1;
+  const PromptArgs& args;
+  int row_tiles, item;
+  int tile = 0, k = 0, first_row = 0;
+  int64_t left = 0;
+
+  __device__ explicit PromptWalk(const PromptArgs& a)
+      : args(a), row_tiles((a.x_rows + kBlocks * kColumns - 1) / (kBlocks * kColumns)), item(static_cast<int>(blockIdx.x) / kBlocks) {
+    const int items = a.phase.tiles * row_tiles, grid = static_cast<int>(gridDim.x) / kBlocks;
+    if (item < items) left = int64_t{(items - item + grid - 1) / grid} * a.phase.k_blocks;
+    place();
+  }
+  __device__ void place() {
+    const int per_band = kBand * row_tiles, band = item / per_band, height = min(kBand, args.phase.tiles - band * kBand), inside = item % per_band;
+    tile = band * kBand + inside % height;
+    first_row = (inside / height * kBlocks + static_cast<int>(blockIdx.x) % kBlocks) * kColumns;
+  }
+  __device__ void next_tile() {
+    k = 0;
+    item += static_cast<int>(gridDim.x) / kBlocks;
+    place();
+  }
+};
+
+// ---- what becomes of a finished tile ----
+
+__device__ __forceinline__ uint2 bf16_four(float a, float b, float c, float d) { return {bf16_pair(a, b), bf16_pair(c, d)}; }
+__device__ __forceinline__ uint32_t add_pair(uint32_t before, uint32_t rounded) {
+  return bf16_pair(__uint_as_float(before << 16) + __uint_as_float(rounded << 16),
+                   __uint_as_float(before & 0xffff0000u) + __uint_as_float(rounded & 0xffff0000u));
+}
+
+/// acc of 64 rows from `first_row` on by the 128 packed rows of a tile: acc[8 t + 4 h + 2 r + i] is row g + 8 r by packed row 16 t + 8 h + 2 q + i.
+__device__ __forceinline__ void store_prompt(const LinearPhase& phase, const float (&acc)[64], int tile, int first_row, int rows) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+  const OutputSegment& segment = segment_of(phase, tile);
+  const int local = tile - segment.first_tile, row = first_row + ((threadIdx.x >> 5) & 3) * 16 + g;
+  const auto scaled = [&](int t, int h, int r, int i) {
+    const float scale = phase.row_scale == nullptr ? 1.0f : __ldg(phase.row_scale + int64_t{tile} * kTileRows + t * 16 + h * 8 + q * 2 + i);
+    return acc[8 * t + 4 * h + 2 * r + i] * scale;
+  };
+  if (phase.epilogue == Epilogue::kSiluUp) {
+    auto* out = static_cast<__nv_bfloat16*>(segment.out);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int t = 0; t < 8; ++t) {
+        const int feature = local * 64 + t * 8 + q * 2;
+        if (row + 8 * r >= rows || feature >= segment.features) continue;
+        float y[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float gate = __bfloat162float(__float2bfloat16_rn(scaled(t, 0, r, i))), up = __bfloat162float(__float2bfloat16_rn(scaled(t, 1, r, i)));
+          y[i] = __bfloat162float(__float2bfloat16_rn(silu(gate))) * up;
+        }
+        *reinterpret_cast<uint32_t*>(out + (row + 8 * r) * segment.stride + feature) = bf16_pair(y[0], y[1]);
+      }
+    return;
+  }
+  auto* out = static_cast<__nv_bfloat16*>(segment.out) + local * kTileRows + q * 4;
+  const bool whole = segment.features >= (local + 1) * kTileRows && segment.stride % 4 == 0 && (reinterpret_cast<uintptr_t>(segment.out) & 7) == 0;
+  const bool adds = phase.epilogue == Epilogue::kResidual;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (row + 8 * r >= rows) continue;
+    auto* at = out + (row + 8 * r) * segment.stride;
+    if (whole) {
+      uint2 before[8];
+      if (adds)
+#pragma unroll
+        for (int t = 0; t < 8; ++t) before[t] = __ldcg(reinterpret_cast<const uint2*>(at + t * 16));
+#pragma unroll
+      for (int t = 0; t < 8; ++t) {
+        uint2 y = bf16_four(scaled(t, 0, r, 0), scaled(t, 1, r, 0), scaled(t, 0, r, 1), scaled(t, 1, r, 1));
+        if (adds) y = {add_pair(before[t].x, y.x), add_pair(before[t].y, y.y)};
+        *reinterpret_cast<uint2*>(at + t * 16) = y;
+      }
+    } else {
+#pragma unroll
+      for (int t = 0; t < 8; ++t)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {  // features 16 t + 4 q + 2 i and the next
+          if (local * kTileRows + t * 16 + q * 4 + 2 * i >= segment.features) continue;
+          auto* pair = reinterpret_cast<uint32_t*>(at + t * 16 + 2 * i);
+          const uint32_t y = bf16_pair(scaled(t, 0, r, i), scaled(t, 1, r, i));
+          *pair = adds ? add_pair(__ldcg(pair), y) : y;
+        }
+    }
+  }
+}
+
+// ---- products ----
+
+/// A warp has read a stage. In a pair both blocks fill each other's.
+template <bool kPair>
+__device__ __forceinline__ void release(uint32_t empty, int lane) {
+  if constexpr (kPair) {
+    if (lane < 2) barrier_arrive_at(empty, lane);
+  } else {
+    if (lane == 0) barrier_arrive(empty);
+  }
+}
+
+/// Adds the products of kCount tiles of e4m3 to acc.
+template <int kCount, bool kPair>
+__device__ __forceinline__ void multiply_prompt_e4m3(const Layout<128, true, false>& at, float (&acc)[64], RingPlace& ring) {
+  const int group = threadIdx.x >> 7, lane = threadIdx.x & 31;
+  float product[kCount][64];
+  int stages[kCount];
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    stages[n] = ring.stage;
+    barrier_wait(at.full(ring.stage), ring.parity);
+    const uint64_t a = operand(at.rows(ring.stage) + group * 64 * kTileRowBytes), b = operand(at.weight(ring.stage));
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma<128, true>(product[n], a + k * 2, b + k * 2, k);
+    wgmma_commit();
+    ring.advance(at.stages);
+  }
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    const float2 scale = *reinterpret_cast<const float2*>(at.tile_scale(stages[n]));
+    const float* x = at.scales(stages[n]) + (threadIdx.x >> 5) * 16 + (lane >> 2);
+    const float first = x[0], second = x[8];
+    const float scales[2][2] = {{__fmul_rn(scale.x, first), __fmul_rn(scale.x, second)}, {__fmul_rn(scale.y, first), __fmul_rn(scale.y, second)}};
+    wgmma_wait_for(kCount - 1 - n);
+    settle(product[n]);
+    release<kPair>(at.empty(stages[n]), lane);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) acc[i] = __fmaf_rn(product[n][i], scales[i / 4 % 2][i / 2 % 2], acc[i]);
+  }
+}
+
+template <bool kFp8, bool kPair>
+__device__ __forceinline__ void multiply_prompt(const Layout<128, kFp8, false>& at, float (&acc)[64], int count, RingPlace& ring) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) acc[i] = 0;
+  if constexpr (kFp8) {
+    int k = 0;
+    for (; k + 2 <= count; k += 2) multiply_prompt_e4m3<2, kPair>(at, acc, ring);
+    for (; k < count; ++k) multiply_prompt_e4m3<1, kPair>(at, acc, ring);
+  } else {
+    const int group = threadIdx.x >> 7, lane = threadIdx.x & 31;
+    int before = 0;
+    for (int k = 0; k < count; ++k) {
+      barrier_wait(at.full(ring.stage), ring.parity);
+      const uint64_t a = operand(at.rows(ring.stage) + group * 64 * kTileRowBytes), b = operand(at.weight(ring.stage));
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) wgmma<128, false>(acc, a + i * 2, b + i * 2, 1);
+      wgmma_commit();
+      wgmma_wait_for(1);
+      if (k > 0) release<kPair>(at.empty(before), lane);
+      before = ring.stage;
+      ring.advance(at.stages);
+    }
+    wgmma_wait_for(0);
+    settle(acc);
+    release<kPair>(at.empty(before), lane);
+  }
+}
+
+/// Adds the products of a tile of e4m3 to acc, for 128 rows a warpgroup: 64 at a time, while the other warpgroup multiplies.
+template <bool kPair>
+__device__ __forceinline__ void multiply_prompt_tall(const Layout<256, true, false>& at, float (&acc)[2][64], RingPlace& ring) {
+  const int group = threadIdx.x >> 7, lane = threadIdx.x & 31, stage = ring.stage;
+  barrier_wait(at.full(stage), ring.parity);
+  ring.advance(at.stages);
+  const float2 scale = *reinterpret_cast<const float2*>(at.tile_scale(stage));
+  const uint64_t b = operand(at.weight(stage));
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    float product[64];
+    const int row = group * 128 + m * 64;
+    const uint64_t a = operand(at.rows(stage) + row * kTileRowBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma<128, true>(product, a + k * 2, b + k * 2, k);
+    wgmma_commit();
+    const float* x = at.scales(stage) + row + ((threadIdx.x >> 5) & 3) * 16 + (lane >> 2);
+    const float first = x[0], second = x[8];
+    const float scales[2][2] = {{__fmul_rn(scale.x, first), __fmul_rn(scale.x, second)}, {__fmul_rn(scale.y, first), __fmul_rn(scale.y, second)}};
+    wgmma_wait_for(0);
+    settle(product);
+    if (m == 1) release<kPair>(at.empty(stage), lane);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) acc[m][i] = __fmaf_rn(product[i], scales[i / 4 % 2][i / 2 % 2], acc[m][i]);
+  }
+}
+
+/// kPair: the blocks of a cluster of two take different rows and the same weights, of which each brings half to both. kTall: 256 rows a block instead of 128, e4m3 only.
+/// A row's sums have the same order either way.
+template <bool kFp8, bool kPair, bool kTall>
+__device__ __forceinline__ void run_prompt(const PromptArgs& args) {
+  static_assert(kFp8 || !kTall);
+  constexpr int kRows = kTall ? 256 : 128;
+  extern __shared__ char raw[];
+  const Layout<kRows, kFp8, false> at(raw, args.stages, 0, 0);
+  if (threadIdx.x == kConsumers) at.init_barriers(kPair ? 2 : 1);
+  __syncthreads();
+  if constexpr (kPair) meet_cluster();
+  const LinearPhase& phase = args.phase;
+  if (threadIdx.x >= kConsumers) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x != kConsumers) return;
+    RingPlace ring{0, 1};
+    for (PromptWalk<kRows, kPair> walk(args); walk.left > 0; next(walk, phase.k_blocks)) {
+      const int rows = max(0, min(kRows, args.x_rows - walk.first_row));  // the second block of the last pair may have none
+      const int64_t row = int64_t{walk.k} * args.x_rows + walk.first_row;
+      barrier_wait(at.empty(ring.stage), ring.parity);
+      barrier_expect(at.full(ring.stage), kTileBytes + (kFp8 ? 16 : 0) + rows * (kTileRowBytes + (kFp8 ? 4 : 0)));
+      const char* tile = tile_address(phase, walk.tile, walk.k);
+      if constexpr (kPair) {
+        const uint32_t half = cluster_rank() * (kTileBytes / 2);
+        bulk_copy_to_pair(at.weight(ring.stage) + half, tile + half, kTileBytes / 2, at.full(ring.stage));
+      } else {
+        bulk_copy(at.weight(ring.stage), tile, kTileBytes, at.full(ring.stage));
+      }
+      if constexpr (kFp8) bulk_copy(at.tile_scale_address(ring.stage), tile_scales(phase, walk.tile, walk.k), 16, at.full(ring.stage));
+      if (rows > 0) {
+        bulk_copy(at.rows(ring.stage), static_cast<const char*>(args.x) + row * kTileRowBytes, rows * kTileRowBytes, at.full(ring.stage));
+        if constexpr (kFp8) bulk_copy(shared_address(at.scales(ring.stage)), args.x_scale + row, rows * 4, at.full(ring.stage));
+      }
+      ring.advance(at.stages);
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    const int group = threadIdx.x >> 7;
+    RingPlace ring;
+    for (PromptWalk<kRows, kPair> walk(args); walk.left > 0; walk.left -= phase.k_blocks, walk.next_tile()) {
+      if constexpr (kTall) {
+        float acc[2][64];
+#pragma unroll
+        for (int i = 0; i < 128; ++i) acc[i / 64][i % 64] = 0;
+        for (int k = 0; k < phase.k_blocks; ++k) multiply_prompt_tall<kPair>(at, acc, ring);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) store_prompt(phase, acc[m], walk.tile, walk.first_row + group * 128 + m * 64, args.rows);
+      } else {
+        float acc[64];
+        multiply_prompt<kFp8, kPair>(at, acc, phase.k_blocks, ring);
+        store_prompt(phase, acc, walk.tile, walk.first_row + group * 64, args.rows);
+      }
+    }
+  }
+  if constexpr (kPair) meet_cluster();  // a block's memory stays until the other has arrived at its barriers for the last time
+}
+
+#define QUERN_PROMPT(name, fp8, pair, tall)                                                                     \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ PromptArgs args) { \
+    run_prompt<fp8, pair, tall>(args);                                                                          \
+  }
+
+}  // namespace quern::cuda::sm90
