@@ -78,6 +78,7 @@ Result<BenchRun> run_requests(engine::Engine& engine, const std::vector<BenchReq
         num_tokens += std::ssize(event->tokens);
         if (times[i].num_tokens == 0) {
           times[i].first_token = now;
+          times[i].num_first = static_cast<int32_t>(event->tokens.size());
           if (++num_started == requests.size()) {
             phase_begin = now;
             num_tokens_before = num_tokens;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,13 @@ struct BenchRequest {
 struct BenchTimes {
   double first_token = 0, last_token = 0;
   int32_t num_tokens = 0;
+  int32_t num_first = 0;  // tokens that came together with the first: more than one where drafts were accepted, or the reader was late
+
+  /// Tokens per second after those that came first; none where none came later.
+  [[nodiscard]] std::optional<double> decode_rate() const {
+    if (num_tokens <= num_first) return std::nullopt;
+    return (num_tokens - num_first) / (last_token - first_token);
+  }
 };
 
 struct BenchRun {

@@ -64,7 +64,7 @@ Result<LatencySamples> measure(engine::Engine& engine, const LatencyOptions& opt
     if (run.decode_phase_seconds > 0) samples.decode_phase_rates.push_back(static_cast<double>(run.decode_phase_tokens) / run.decode_phase_seconds);
     for (const BenchTimes& request : run.times) {
       samples.first_tokens.push_back(request.first_token);
-      if (request.num_tokens > 1) samples.decode_rates.push_back((request.num_tokens - 1) / (request.last_token - request.first_token));
+      if (const std::optional<double> rate = request.decode_rate()) samples.decode_rates.push_back(*rate);
     }
   }
   return samples;

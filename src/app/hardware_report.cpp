@@ -68,13 +68,20 @@ Result<Json> decode_bench(const HardwareReportOptions& options, const std::strin
   ASSIGN_OR_RETURN(const BenchEngine bench, start_bench_engine(model, 1, prompt + output, true));
   const std::vector<BenchRequest> request{{random_prompt(1, prompt, bench.engine->limits().vocab_size), output, 1}};
   if (!options.quick) RETURN_IF_ERROR(run_requests(*bench.engine, request));
-  ASSIGN_OR_RETURN(const BenchRun run, run_requests(*bench.engine, request));
-  const BenchTimes& times = run.times[0];
+  BenchTimes times;
+  // On a machine that is busy with other things all tokens may be read at once, which says nothing of the speed.
+  constexpr int kMostRuns = 10;
+  for (int i = 0; i < kMostRuns && !times.decode_rate(); ++i) {
+    ASSIGN_OR_RETURN(const BenchRun run, run_requests(*bench.engine, request));
+    times = run.times[0];
+  }
+  const std::optional<double> rate = times.decode_rate();
+  if (!rate) return make_error(ErrorCode::kUnavailable, "in each of {} runs all {} tokens were there at once", kMostRuns, output);
   return Json{{"model", model_dir.filename().string()},
               {"input_tokens", prompt},
               {"output_tokens", output},
               {"first_token_seconds", times.first_token},
-              {"decode_tokens_per_second", (times.num_tokens - 1) / (times.last_token - times.first_token)},
+              {"decode_tokens_per_second", *rate},
               {"expected_decode_tokens_per_second", bench.plan.expected_decode_tokens_per_second},
               {"counters", bench_counters(bench.engine->stats())}};
 }

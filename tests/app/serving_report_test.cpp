@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "app/bench_engine.h"
 #include "app/random_prompts.h"
 #include "app/statistics.h"
 #include "support/test_support.h"
@@ -21,6 +22,14 @@ TEST(Statistics, AreNumpys) {
   EXPECT_DOUBLE_EQ(percentile(samples, 0), 1);
   EXPECT_DOUBLE_EQ(percentile({7}, 99), 7);
   EXPECT_DOUBLE_EQ(percentile({}, 50), 0);
+}
+
+TEST(BenchTimes, HaveADecodeRateOfTheTokensAfterTheFirstEvent) {
+  EXPECT_EQ((BenchTimes{.first_token = 2, .last_token = 2, .num_tokens = 4, .num_first = 4}.decode_rate()), std::nullopt);  // all at once
+  EXPECT_EQ((BenchTimes{.first_token = 2, .last_token = 2, .num_tokens = 1, .num_first = 1}.decode_rate()), std::nullopt);
+  EXPECT_EQ(BenchTimes{}.decode_rate(), std::nullopt);
+  EXPECT_EQ((BenchTimes{.first_token = 2, .last_token = 4, .num_tokens = 9, .num_first = 1}.decode_rate()), 4.0);
+  EXPECT_EQ((BenchTimes{.first_token = 2, .last_token = 4, .num_tokens = 9, .num_first = 3}.decode_rate()), 3.0);
 }
 
 TEST(RandomPrompts, AreEqualForEqualSeedsAndStayInTheVocabulary) {
