@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstring>
 #include <optional>
+#include <span>
+#include <string>
 
 #include "ops/bed.h"
 #include "ops/reference.h"
@@ -74,6 +77,22 @@ inline Vector row_of(const TensorView& x, int64_t row) {
   Vector result;
   for (int64_t i = 0; i < x.shape[1]; ++i) result.push_back(Bed::get(x, row * x.shape[1] + i));
   return result;
+}
+inline Vector rounded_to_bf16(Vector x) {
+  for (double& value : x) value = round_bf16(static_cast<float>(value));
+  return x;
+}
+
+/// Runs `enqueue(first, count, kind)` over all rows at once as `whole` and in pieces of each size as `apart`: the bytes of `out` must be the same.
+template <class Enqueue>
+void expect_same_bits(const TensorView& out, int64_t rows, RowKind whole, RowKind apart, std::span<const int64_t> pieces, const Enqueue& enqueue) {
+  enqueue(0, rows, whole);
+  const std::string together = Bed::bytes(out);
+  for (const int64_t piece : pieces) {
+    std::memset(out.data<std::byte>(), 0xff, out.size_bytes());
+    for (int64_t first = 0; first < rows; first += piece) enqueue(first, std::min(piece, rows - first), apart);
+    EXPECT_TRUE(Bed::bytes(out) == together) << "pieces of " << piece;
+  }
 }
 
 }  // namespace quern::ops::testing

@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
                     : candidate == "cpu.avx512_bf16"    ? traits.avx512_bf16 && traits.avx512_vbmi
                     : candidate.starts_with("cpu.amx")  ? traits.amx_bf16 && traits.avx512_vbmi
                     : candidate == "opencl.dpas" || candidate == "opencl.simd16" ? traits.architecture != 0
+                    : candidate.starts_with("cuda.sm90") ? traits.architecture == 90
                                                         : true;
   if (!runs) {
     std::printf("SKIPPED: this device cannot run %s\n", candidate.c_str());

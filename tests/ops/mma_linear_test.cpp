@@ -12,25 +12,8 @@ constexpr double kLogitBound = 2e-6;  // f32 sums of exact products
   if (candidate_under_test() != "cuda.mma") GTEST_SKIP() << "this test is about cuda.mma"
 
 constexpr WeightScheme kAll[] = {WeightScheme::kFp8Block, WeightScheme::kFp8Channel, WeightScheme::kFp8Tensor, WeightScheme::kBF16};
-/// Around the row counts at which launches change their shape.
+/// Around the row counts at which launches change their shape or are cut.
 constexpr int64_t kPieces[] = {1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 129};
-
-Vector rounded(Vector x) {
-  for (double& value : x) value = round_bf16(static_cast<float>(value));
-  return x;
-}
-
-/// Runs `enqueue(first, count, kind)` over the rows in pieces of every size and kind; the bytes of `out` are those of all rows at once.
-template <class Enqueue>
-void expect_same_bits(const TensorView& out, int64_t rows, const Enqueue& enqueue) {
-  enqueue(0, rows, RowKind::kPrompt);
-  const std::string together = Bed::bytes(out);
-  for (const int64_t piece : kPieces) {
-    std::memset(out.data<std::byte>(), 0xff, out.size_bytes());
-    for (int64_t first = 0; first < rows; first += piece) enqueue(first, std::min(piece, rows - first), RowKind::kDecode);
-    EXPECT_TRUE(Bed::bytes(out) == together) << "pieces of " << piece;
-  }
-}
 
 TEST(MmaLinear, AddsTheProductOfEverySchemeAndExtent) {
   ONLY_MMA();
@@ -59,7 +42,7 @@ TEST(MmaLinear, AddsTheProductOfEverySchemeAndExtent) {
           Launch launch = bed.launch(*kernel, count);
           kernel->enqueue(KindRows(count, kind).rows, {ActivationLayout::kPlain, rows_from(in, first, count), {}}, packed, rows_from(x, first, count), launch);
         };
-        expect_same_bits(x, rows, enqueue);
+        expect_same_bits(x, rows, RowKind::kPrompt, RowKind::kDecode, kPieces, enqueue);
         Vector expected;
         std::vector<float> actual;
         for (const int64_t row : {int64_t{0}, int64_t{1}, int64_t{40}, rows - 1}) {
@@ -115,14 +98,14 @@ TEST(MmaLinear, MlpInIsSiluOfGateTimesUpOfTheNormedInput) {
     Buffer& packed = bed.packed(*kernel);
     kernel->pack({norm, gate.source, up.source}, packed, bed.stream());
     const TensorView out = bed.tensor(DType::kBF16, {kRows, kWidth});
-    expect_same_bits(out, kRows, [&](int64_t first, int64_t count, RowKind kind) {
+    expect_same_bits(out, kRows, RowKind::kPrompt, RowKind::kDecode, kPieces, [&](int64_t first, int64_t count, RowKind kind) {
       Launch launch = bed.launch(*kernel, count);
       kernel->enqueue(KindRows(count, kind).rows, rows_from(x, first, count), packed, {ActivationLayout::kPlain, rows_from(out, first, count), {}}, launch);
     });
     Vector expected;
     std::vector<float> actual;
     for (const int64_t row : {int64_t{0}, int64_t{77}, kRows - 1}) {
-      const Vector u = rounded(rms_norm(row_of(x, row), Bed::doubles(norm), kEps, 1.0));
+      const Vector u = rounded_to_bf16(rms_norm(row_of(x, row), Bed::doubles(norm), kEps, 1.0));
       const Vector g = multiply(gate.dense, u), v = multiply(up.dense, u);
       for (size_t i = 0; i < g.size(); ++i) expected.push_back(silu(g[i]) * v[i]);
       for (int64_t i = 0; i < kWidth; ++i) actual.push_back(Bed::get(out, row * kWidth + i));
@@ -151,7 +134,7 @@ TEST(MmaLinear, GdnInProjectsEachWeightInItsOwnScheme) {
   for (const auto& [linear, view] : outputs) {
     Vector expected;
     for (int64_t row = 0; row < kRows; ++row)
-      for (const double y : multiply(linear->dense, rounded(rms_norm(row_of(x, row), Bed::doubles(norm), kEps, 1.0)))) expected.push_back(y);
+      for (const double y : multiply(linear->dense, rounded_to_bf16(rms_norm(row_of(x, row), Bed::doubles(norm), kEps, 1.0)))) expected.push_back(y);
     EXPECT_LE(relative_rms(Bed::values(view), expected), kBound);
   }
 }

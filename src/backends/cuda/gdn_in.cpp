@@ -59,17 +59,11 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
   size_t norm_at_;
 };
 
-template <class Linears>
-Result<std::unique_ptr<ops::GdnIn::Kernel>> make_on(const ops::GdnIn::Problem& problem, Device& device) {
-  ASSIGN_OR_RETURN(const Linears linears, Linears::create(device));
-  return std::unique_ptr<ops::GdnIn::Kernel>(std::make_unique<GdnInKernel<Linears>>(problem, linears));
-}
-
 }  // namespace
 
 ops::Verdict accepts(const ops::GdnIn::Problem& problem, const ops::DeviceTraits& traits) { return accepts_activation(traits, problem.activation); }
 
-Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) { return make_on<LinearLauncher>(problem, cuda_device(device)); }
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) { return make_on<ops::GdnIn, GdnInKernel, LinearLauncher>(problem, device); }
 
 }  // namespace quern::cuda::plain
 
@@ -80,6 +74,6 @@ ops::Verdict accepts(const ops::GdnIn::Problem& problem, const ops::DeviceTraits
   return TiledLinears::accepts(problem.activation, {problem.qkv, problem.z, problem.b, problem.a});
 }
 
-Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) { return plain::make_on<TiledLinears>(problem, cuda_device(device)); }
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) { return make_on<ops::GdnIn, plain::GdnInKernel, TiledLinears>(problem, device); }
 
 }  // namespace quern::cuda::mma

@@ -7,7 +7,7 @@ namespace quern::cuda {
 namespace {
 
 constexpr unsigned kThreads = 128;                              // of gdn_prompt.cu
-constexpr size_t kWorkspaceBytes = size_t{64} << 20;            // what the plan counts for kernels
+constexpr size_t kWorkspaceBytes = size_t{64} << 20;            // of a pass, at most
 constexpr unsigned kParts = kGdnPromptDim / kGdnPromptColumns;  // blocks of a head in the scan
 
 }  // namespace

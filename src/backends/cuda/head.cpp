@@ -37,17 +37,11 @@ class HeadKernel final : public ops::Head::Kernel {
   typename Linears::Packed lm_head_;
 };
 
-template <class Linears>
-Result<std::unique_ptr<ops::Head::Kernel>> make_on(const ops::Head::Problem& problem, Device& device) {
-  ASSIGN_OR_RETURN(const Linears linears, Linears::create(device));
-  return std::unique_ptr<ops::Head::Kernel>(std::make_unique<HeadKernel<Linears>>(problem, linears));
-}
-
 }  // namespace
 
 ops::Verdict accepts(const ops::Head::Problem& problem, const ops::DeviceTraits& traits) { return accepts_activation(traits, problem.activation); }
 
-Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device) { return make_on<LinearLauncher>(problem, cuda_device(device)); }
+Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device) { return make_on<ops::Head, HeadKernel, LinearLauncher>(problem, device); }
 
 }  // namespace quern::cuda::plain
 
@@ -59,6 +53,6 @@ ops::Verdict accepts(const ops::Head::Problem& problem, const ops::DeviceTraits&
   return TiledLinears::accepts(problem.activation, {problem.lm_head});
 }
 
-Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device) { return plain::make_on<TiledLinears>(problem, cuda_device(device)); }
+Result<std::unique_ptr<ops::Head::Kernel>> make(const ops::Head::Problem& problem, ops::Device& device) { return make_on<ops::Head, plain::HeadKernel, TiledLinears>(problem, device); }
 
 }  // namespace quern::cuda::mma

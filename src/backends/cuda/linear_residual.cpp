@@ -29,19 +29,13 @@ class LinearResidualKernel final : public ops::LinearResidual::Kernel {
   typename Linears::Packed weight_;
 };
 
-template <class Linears>
-Result<std::unique_ptr<ops::LinearResidual::Kernel>> make_on(const ops::LinearResidual::Problem& problem, Device& device) {
-  ASSIGN_OR_RETURN(const Linears linears, Linears::create(device));
-  return std::unique_ptr<ops::LinearResidual::Kernel>(std::make_unique<LinearResidualKernel<Linears>>(problem, linears));
-}
-
 }  // namespace
 
 ops::Verdict accepts(const ops::LinearResidual::Problem& problem, const ops::DeviceTraits& traits) {
   return accepts_activation(traits, problem.activation, problem.in);
 }
 
-Result<std::unique_ptr<ops::LinearResidual::Kernel>> make(const ops::LinearResidual::Problem& problem, ops::Device& device) { return make_on<LinearLauncher>(problem, cuda_device(device)); }
+Result<std::unique_ptr<ops::LinearResidual::Kernel>> make(const ops::LinearResidual::Problem& problem, ops::Device& device) { return make_on<ops::LinearResidual, LinearResidualKernel, LinearLauncher>(problem, device); }
 
 }  // namespace quern::cuda::plain
 
@@ -52,6 +46,6 @@ ops::Verdict accepts(const ops::LinearResidual::Problem& problem, const ops::Dev
   return TiledLinears::accepts(problem.activation, {problem.linear});
 }
 
-Result<std::unique_ptr<ops::LinearResidual::Kernel>> make(const ops::LinearResidual::Problem& problem, ops::Device& device) { return plain::make_on<TiledLinears>(problem, cuda_device(device)); }
+Result<std::unique_ptr<ops::LinearResidual::Kernel>> make(const ops::LinearResidual::Problem& problem, ops::Device& device) { return make_on<ops::LinearResidual, plain::LinearResidualKernel, TiledLinears>(problem, device); }
 
 }  // namespace quern::cuda::mma

@@ -48,19 +48,13 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
   size_t norm_at_;
 };
 
-template <class Linears>
-Result<std::unique_ptr<ops::MlpIn::Kernel>> make_on(const ops::MlpIn::Problem& problem, Device& device) {
-  ASSIGN_OR_RETURN(const Linears linears, Linears::create(device));
-  return std::unique_ptr<ops::MlpIn::Kernel>(std::make_unique<MlpInKernel<Linears>>(problem, linears));
-}
-
 }  // namespace
 
 ops::Verdict accepts(const ops::MlpIn::Problem& problem, const ops::DeviceTraits& traits) {
   return accepts_activation(traits, problem.activation, problem.out);
 }
 
-Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device) { return make_on<LinearLauncher>(problem, cuda_device(device)); }
+Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device) { return make_on<ops::MlpIn, MlpInKernel, LinearLauncher>(problem, device); }
 
 }  // namespace quern::cuda::plain
 
@@ -71,6 +65,6 @@ ops::Verdict accepts(const ops::MlpIn::Problem& problem, const ops::DeviceTraits
   return TiledLinears::accepts(problem.activation, {problem.gate, problem.up});
 }
 
-Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device) { return plain::make_on<TiledLinears>(problem, cuda_device(device)); }
+Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device) { return make_on<ops::MlpIn, plain::MlpInKernel, TiledLinears>(problem, device); }
 
 }  // namespace quern::cuda::mma

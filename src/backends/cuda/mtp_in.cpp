@@ -49,17 +49,11 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
   size_t norms_at_;
 };
 
-template <class Linears>
-Result<std::unique_ptr<ops::MtpIn::Kernel>> make_on(const ops::MtpIn::Problem& problem, Device& device) {
-  ASSIGN_OR_RETURN(const Linears linears, Linears::create(device));
-  return std::unique_ptr<ops::MtpIn::Kernel>(std::make_unique<MtpInKernel<Linears>>(problem, linears));
-}
-
 }  // namespace
 
 ops::Verdict accepts(const ops::MtpIn::Problem& problem, const ops::DeviceTraits& traits) { return accepts_activation(traits, problem.activation); }
 
-Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) { return make_on<LinearLauncher>(problem, cuda_device(device)); }
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) { return make_on<ops::MtpIn, MtpInKernel, LinearLauncher>(problem, device); }
 
 }  // namespace quern::cuda::plain
 
@@ -70,6 +64,6 @@ ops::Verdict accepts(const ops::MtpIn::Problem& problem, const ops::DeviceTraits
   return TiledLinears::accepts(problem.activation, {problem.fc});
 }
 
-Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) { return plain::make_on<TiledLinears>(problem, cuda_device(device)); }
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) { return make_on<ops::MtpIn, plain::MtpInKernel, TiledLinears>(problem, device); }
 
 }  // namespace quern::cuda::mma

@@ -74,6 +74,13 @@ class LinearLauncher {
   Function<WidenArgs> widen_;
 };
 
+/// An op's kernel on `Linears`, which packs and multiplies its weights.
+template <class Op, template <class> class KernelOn, class Linears>
+Result<std::unique_ptr<typename Op::Kernel>> make_on(const typename Op::Problem& problem, ops::Device& device) {
+  ASSIGN_OR_RETURN(const Linears linears, Linears::create(cuda_device(device)));
+  return std::unique_ptr<typename Op::Kernel>(std::make_unique<KernelOn<Linears>>(problem, linears));
+}
+
 /// Rows that plain ops take at a time, so that the workspace stays small whatever the step holds.
 inline constexpr int64_t kRowTile = 512;
 

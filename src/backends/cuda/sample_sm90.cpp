@@ -10,14 +10,14 @@ constexpr unsigned kRunsPerBlock = 32;
 
 int64_t slice_of(int64_t vocab_size) { return (plain::blocks_for(vocab_size, kSampleCluster) + 3) / 4 * 4; }
 
-class SampleKernel final : public ops::Sample::Kernel {
+class SampleKernel final : public SampleKernelBase {
  public:
   struct Functions {
     Function<SampleArgs> draw, advance, candidates;
     Function<ArgmaxArgs> argmax;
   };
   SampleKernel(const ops::Sample::Problem& problem, const Functions& functions, const FromCandidates& from_candidates)
-      : problem_(problem), functions_(functions), from_candidates_(from_candidates) {}
+      : SampleKernelBase(problem, from_candidates), functions_(functions) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return "cuda.sm90"; }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return static_cast<size_t>(max_rows) * sizeof(int32_t); }
@@ -25,43 +25,22 @@ class SampleKernel final : public ops::Sample::Kernel {
   void enqueue(const ops::TensorView& runs, const ops::TensorView& logits, const ops::TensorView& masks, const ops::SamplerTables& sampler,
                const ops::SlotTables& slots, const ops::SampleOutput& out, ops::Launch& launch) const override {
     if (runs.empty()) return;
-    SampleArgs args = sample_args(problem_, runs, logits, masks, sampler, slots, out);
+    SampleArgs args = sample_args(problem(), runs, logits, masks, sampler, slots, out);
     const int64_t num_rows = logits.empty() ? 0 : logits.shape[0];
     CHECK(launch.workspace.size_bytes() >= workspace_bytes(num_rows));
     args.drawn = plain::address_or_null<int32_t>(launch.workspace);
     Stream& stream = cuda_stream(launch.stream);
-    stream.launch(functions_.draw, shape_for(num_rows, problem_.vocab_size), args);
+    stream.launch(functions_.draw, shape_for(num_rows, problem().vocab_size), args);
     stream.launch(functions_.advance,
                   {.grid = {plain::blocks_for(args.num_runs, kRunsPerBlock)}, .block = {kRunsPerBlock}, .programmatic = true}, args);
-  }
-
-  void enqueue_argmax(const ops::TensorView& logits, const ops::TensorView& ids, ops::Launch& launch) const override {
-    if (ids.empty()) return;
-    ArgmaxArgs args = argmax_args(problem_, logits, 0);
-    args.ids = ids.data<int32_t>();
-    launch_argmax(args, ids.shape[0], launch);
   }
 
   void enqueue_candidates(const ops::TensorView& runs, const ops::TensorView& logits, int32_t first_id, int32_t num_candidates, const ops::TensorView& masks,
                           const ops::SamplerTables& sampler, const ops::SlotTables& slots, const ops::TensorView& candidates, ops::Launch& launch) const override {
     if (runs.empty() || logits.empty()) return;
-    const SampleArgs args = candidate_args(problem_, runs, logits, first_id, num_candidates, masks, sampler, slots, candidates);
+    const SampleArgs args = candidate_args(problem(), runs, logits, first_id, num_candidates, masks, sampler, slots, candidates);
     cuda_stream(launch.stream).launch(functions_.candidates, shape_for(logits.shape[0], logits.shape[1]), args);
   }
-
-  void enqueue_drawing(const ops::TensorView& runs, const ops::TensorView& gathered, int32_t num_candidates, const ops::SamplerTables& sampler, const ops::SlotTables& slots,
-                       const ops::SampleOutput& out, ops::Launch& launch) const override {
-    from_candidates_.enqueue_drawing(problem_, runs, gathered, num_candidates, sampler, slots, out, launch);
-  }
-
-  void enqueue_argmax_candidates(const ops::TensorView& logits, int32_t first_id, const ops::TensorView& keys, ops::Launch& launch) const override {
-    if (keys.empty()) return;
-    ArgmaxArgs args = argmax_args(problem_, logits, first_id);
-    args.keys = keys.data<uint64_t>();
-    launch_argmax(args, keys.shape[0], launch);
-  }
-
-  void enqueue_argmax_of(const ops::TensorView& gathered, const ops::TensorView& ids, ops::Launch& launch) const override { from_candidates_.enqueue_argmax_of(gathered, ids, launch); }
 
  private:
   /// A cluster for each of `rows` rows of `width` logits.
@@ -72,14 +51,11 @@ class SampleKernel final : public ops::Sample::Kernel {
             .cluster = {kSampleCluster},
             .programmatic = true};
   }
-  void launch_argmax(const ArgmaxArgs& args, int64_t rows, ops::Launch& launch) const {
-    cuda_stream(launch.stream)
-        .launch(functions_.argmax, {.grid = {kSampleCluster, static_cast<unsigned>(rows)}, .block = {kThreads}, .cluster = {kSampleCluster}, .programmatic = true}, args);
+  void launch_argmax(const ArgmaxArgs& args, int64_t rows, Stream& stream) const override {
+    stream.launch(functions_.argmax, {.grid = {kSampleCluster, static_cast<unsigned>(rows)}, .block = {kThreads}, .cluster = {kSampleCluster}, .programmatic = true}, args);
   }
 
-  ops::Sample::Problem problem_;
   Functions functions_;
-  FromCandidates from_candidates_;
 };
 
 }  // namespace
@@ -103,7 +79,7 @@ Result<std::unique_ptr<ops::Sample::Kernel>> make(const ops::Sample::Problem& pr
   ASSIGN_OR_RETURN(functions.advance, gpu.function<SampleArgs>("sample_sm90", "sample_advance"));
   ASSIGN_OR_RETURN(functions.argmax, gpu.function<ArgmaxArgs>("sample_sm90", "sample_argmax"));
   ASSIGN_OR_RETURN(functions.candidates, gpu.function<SampleArgs>("sample_sm90", "sample_candidates_sm90", kMostSharedBytes));
-  ASSIGN_OR_RETURN(const FromCandidates from_candidates, FromCandidates::make(device));
+  ASSIGN_OR_RETURN(const FromCandidates from_candidates, FromCandidates::load(device));
   return std::unique_ptr<ops::Sample::Kernel>(std::make_unique<SampleKernel>(problem, functions, from_candidates));
 }
 
