@@ -1,7 +1,7 @@
-#include <fstream>
 #include <numeric>
 #include <set>
 
+#include "backends/opencl/programs.h"
 #include "backends/opencl/tiled_linear.h"
 #include "ops/linear_case.h"
 
@@ -216,11 +216,9 @@ TEST(Dpas, HeadGathersRowsAndGivesF32Logits) {
 }
 
 TEST(Dpas, BuildsOnlyProgramsThatXpuCheckKnows) {
-  std::ifstream file(QUERN_SOURCE_DIR "/src/backends/opencl/programs.txt");
-  ASSERT_TRUE(file);
-  std::set<std::string> known;
-  for (std::string line; std::getline(file, line);)
-    if (!line.starts_with("#")) known.insert(line.substr(line.rfind('|') + 2));
+  std::set<std::string_view> known;
+  for (const opencl::DeclaredProgram& program : opencl::declarations().programs)
+    if (program.unit == "dpas") known.insert(program.definitions);
   using opencl::DpasProgram, opencl::Epilogue;
   std::vector<DpasProgram> programs;
   for (const auto& [weight, scaled] : {std::pair{DType::kE4M3, false}, {DType::kE4M3, true}, {DType::kBF16, false}, {DType::kF16, false}}) {

@@ -144,9 +144,9 @@ Result<ChunkPass> gdn_chunk_pass(std::string_view ring) {
   });
   if (program == programs.end()) return make_error(ErrorCode::kNotFound, "programs.txt has no gdn_prompt for rings of {}", ring);
   const auto slots = [&](std::string_view name) {
-    for (const DeclaredKernel& kernel : program->kernels)
-      if (kernel.name == name) return std::max<double>(kernel.turn_instructions, kMatrixClocks * kernel.matrix_instructions);
-    return 0.0;
+    const auto kernel = std::find_if(program->kernels.begin(), program->kernels.end(), [&](const DeclaredKernel& k) { return k.name == name; });
+    CHECK(kernel != program->kernels.end());  // programs.txt declares all kernels of a unit
+    return std::max<double>(kernel->turn_instructions, kMatrixClocks * kernel->matrix_instructions);
   };
   return ChunkPass{program->turn_rows, kRowGroups * slots("gdn_prompt_rows"), kRowGroups * (slots("gdn_prompt_chunks") + slots("gdn_prompt_norm")), kScanGroups * slots("gdn_prompt_scan")};
 }

@@ -4,6 +4,7 @@
 
 #include "backends/opencl/dpas.h"
 #include "backends/opencl/plain.h"
+#include "backends/opencl/simd16.h"
 
 namespace quern::opencl {
 
@@ -224,7 +225,7 @@ void DpasLinears::multiply(Stream& stream, const ops::Buffer& packed, const Line
 namespace dpas {
 
 ops::Verdict accepts_linears(const ops::DeviceTraits& traits, DType activation, std::initializer_list<ops::LinearShape> weights) {
-  if (traits.architecture != 2021 && traits.architecture != 2031) return ops::refuse("made for Arc Pro B60 and B70 (Xe2)");
+  if (ops::Verdict verdict = simd16::accepts_device(traits); !verdict.accepted) return verdict;
   if (activation != DType::kBF16) return ops::refuse("activation dtype {} is not supported; bf16 is", dtype_name(activation));
   for (const ops::LinearShape& weight : weights) {
     if (weight.scheme == ops::WeightScheme::kF32) return ops::refuse("weight scheme {} is not supported", ops::weight_scheme_name(weight.scheme));
