@@ -79,9 +79,9 @@ Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const De
   return invalid_argument("unknown device '{}': cpu, cuda:N and opencl:N are known", name);
 }
 
-std::unique_ptr<ops::Device> imagine_device(const ops::DeviceTraits& traits, const DeviceOptions& options) {
+std::unique_ptr<ops::Device> imagine_device(const ops::DeviceTraits& traits, int num_threads) {
   switch (traits.platform) {
-    case ops::Platform::kCpu: return cpu::Device::imagine(traits, options.num_threads, options.num_sharing);
+    case ops::Platform::kCpu: return cpu::Device::imagine(traits, num_threads);
     case ops::Platform::kOpenCl: return opencl::Device::imagine(traits);
     case ops::Platform::kCuda: return cuda::Device::imagine(traits);
   }

@@ -31,8 +31,9 @@ struct DeviceOptions {
 /// Opens one device by name: "cpu" or "cpu:N" (a group of threads with memory of its own), "cuda:0", "opencl:0", "opencl-emulated:0" (for tests: kernels for Xe2 with its matrix units spelled out). Errors say what is missing (driver, card, build) and what would work.
 Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const DeviceOptions& options);
 
-/// A device that exists in numbers only: it counts what it would allocate, and kernels made for it say how much memory they want. Nothing can be enqueued or packed.
-std::unique_ptr<ops::Device> imagine_device(const ops::DeviceTraits& traits, const DeviceOptions& options);
+/// A device that exists in numbers only: it counts what it would allocate, and kernels made for it say how much memory they want. Nothing can be enqueued or packed. Of a CPU
+/// `num_threads` are imagined, or as many as it has cores where that is 0.
+std::unique_ptr<ops::Device> imagine_device(const ops::DeviceTraits& traits, int num_threads);
 
 /// How devices of a platform can exchange messages, in order of preference.
 const ops::TransportList& transports(ops::Platform platform);

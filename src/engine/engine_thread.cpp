@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/overloaded.h"
 #include "engine/check_request.h"
 #include "engine/stream.h"
 
@@ -18,13 +19,6 @@ namespace quern::engine {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-template <class... F>
-Overloaded(F...) -> Overloaded<F...>;
 
 }  // namespace
 

@@ -4,17 +4,11 @@
 #include <cmath>
 #include <limits>
 
+#include "base/overloaded.h"
 #include "text/jinja_strings.h"
 
 namespace quern::text::jinja {
 namespace {
-
-template <class... Fs>
-struct Overloaded : Fs... {
-  using Fs::operator()...;
-};
-template <class... Fs>
-Overloaded(Fs...) -> Overloaded<Fs...>;
 
 /// Orders two numbers exactly, also int against float; empty for a NaN.
 std::optional<int> compare_numbers(const Value& a, const Value& b) {

@@ -1,5 +1,7 @@
 #include "worker/card_speed.h"
 
+#include <map>
+
 #include "backends/platforms.h"
 #include "worker/decode_speed.h"
 
@@ -25,14 +27,24 @@ std::string_view candidate_of(const ExecutionPlan& plan, std::string_view op) {
 /// Of a prompt the last row alone has logits.
 int64_t logit_rows(const StepShape& shape) { return shape.kind == ops::RowKind::kDecode ? shape.num_rows() : shape.num_sequences; }
 
-void add_weights(const ExecutionPlan& plan, const RankPart& part, const StepShape& shape, RankWork& work) {
+/// Bytes that a token reads on a rank, by the op that reads them and their dtype.
+std::map<std::pair<std::string_view, DType>, uint64_t> bytes_read(const ExecutionPlan& plan, const RankPart& part) {
+  std::map<std::pair<std::string_view, DType>, uint64_t> bytes;
   for (const auto& [name, linear] : part.inventory.linears) {
     const std::string_view op = op_that_reads(name, plan.config.tie_word_embeddings);
     if (op.empty() || (op == "head" && !part.last_stage)) continue;
+    bytes[{op, ops::stored_dtype(linear.scheme)}] += linear.packed_bytes();
+  }
+  return bytes;
+}
+
+void add_weights(const ExecutionPlan& plan, const RankPart& part, const StepShape& shape, RankWork& work) {
+  for (const auto& [weights, num_bytes] : bytes_read(plan, part)) {
+    const auto& [op, dtype] = weights;
     const int64_t rows = op == "head" ? logit_rows(shape) : shape.num_rows();
     const ops::RowKind kind = op == "head" ? ops::RowKind::kDecode : shape.kind;
-    const auto bytes = static_cast<double>(linear.packed_bytes());
-    const auto pass = backends::weight_pass(candidate_of(plan, op), ops::stored_dtype(linear.scheme), kind, rows);
+    const auto bytes = static_cast<double>(num_bytes);
+    const auto pass = backends::weight_pass(candidate_of(plan, op), dtype, kind, rows);
     work.weight_bytes += bytes * static_cast<double>(pass ? ceil_div(rows, int64_t{pass->read_rows}) : 1);
     if (pass) work.weight_slots += bytes * pass->slots_per_byte * static_cast<double>(ceil_div(rows, int64_t{pass->turn_rows}));
   }
@@ -169,10 +181,8 @@ bool is_known(const ExecutionPlan& plan, const RankPart& part) {
   if (rates_of(part.traits).issue_rate <= 0 || part.traits.read_bandwidth <= 0) return false;
   for (const std::string_view mixer : {"attention", "gdn_mix"})
     if (candidate_of(plan, mixer).ends_with(".plain")) return false;
-  for (const auto& [name, linear] : part.inventory.linears) {
-    const std::string_view op = op_that_reads(name, plan.config.tie_word_embeddings);
-    if (!op.empty() && !backends::weight_pass(candidate_of(plan, op), ops::stored_dtype(linear.scheme), ops::RowKind::kDecode, 1)) return false;
-  }
+  for (const auto& [weights, bytes] : bytes_read(plan, part))
+    if (!backends::weight_pass(candidate_of(plan, weights.first), weights.second, ops::RowKind::kDecode, 1)) return false;
   return true;
 }
 

@@ -16,6 +16,8 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 constexpr int32_t kTag = 2;
 /// Until all have said what they have: a host may read its checkpoint's headers over a slow network.
 constexpr std::chrono::minutes kMeet{2};
+/// And what process 0 has besides to tell the others who is missing.
+constexpr std::chrono::seconds kVerdict{30};
 
 std::string text_of(bool value) { return value ? "yes" : "no"; }
 template <class T>
@@ -141,9 +143,9 @@ Result<void> say(Processes& processes, int32_t to, const Message& message) {
   return processes.send(to, kTag, *bytes, bytes, {.deadline = kMeet});
 }
 template <class T>
-Result<T> hear(Processes& processes, int32_t from) {
+Result<T> hear(Processes& processes, int32_t from, std::chrono::milliseconds deadline) {
   const auto listen = [&]() -> Result<T> {
-    ASSIGN_OR_RETURN(const Bytes bytes, processes.receive(from, kTag, {.deadline = kMeet}));
+    ASSIGN_OR_RETURN(const Bytes bytes, processes.receive(from, kTag, {.deadline = deadline}));
     ASSIGN_OR_RETURN(Message message, message_from_bytes(bytes));
     if (auto* wanted = std::get_if<T>(&message)) return std::move(*wanted);
     return make_error(ErrorCode::kInternal, "it has sent another message than was awaited");
@@ -157,15 +159,17 @@ Result<T> hear(Processes& processes, int32_t from) {
 Result<std::vector<Statement>> agree(Processes& processes, Statement mine) {
   if (processes.rank() != 0) {
     RETURN_IF_ERROR(say(processes, 0, std::move(mine)));
-    ASSIGN_OR_RETURN(Verdict verdict, hear<Verdict>(processes, 0));
+    ASSIGN_OR_RETURN(Verdict verdict, hear<Verdict>(processes, 0, kMeet + kVerdict));
     if (verdict.error) return verdict.error->with_context("process 0 says");
     if (std::ssize(verdict.all) != processes.size()) return make_error(ErrorCode::kInternal, "process 0 knows of {} processes of {}", verdict.all.size(), processes.size());
     return std::move(verdict.all);
   }
   Verdict verdict;
   verdict.all.push_back(std::move(mine));
+  const auto end = std::chrono::steady_clock::now() + kMeet;  // for all of them
   for (int32_t process = 1; process < processes.size(); ++process) {
-    Result<Statement> heard = hear<Statement>(processes, process);
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    Result<Statement> heard = hear<Statement>(processes, process, std::max(left, std::chrono::milliseconds(1)));
     verdict.all.push_back(heard ? std::move(*heard) : Statement{.error = heard.error(), .host = "unknown host", .facts = {}, .devices = {}, .traits = {}});
   }
   verdict.error = what_differs(verdict.all);

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "backends/platforms.h"
+#include "worker/rank_devices.h"
 
 namespace quern::worker {
 
@@ -109,12 +110,10 @@ DevicesReport measure_devices(const std::vector<std::string>& names, const std::
   DevicesReport report;
   std::vector<std::unique_ptr<ops::Device>> devices;
   std::map<ops::Platform, std::vector<size_t>> groups;
-  const auto on_cpu = std::count_if(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("cpu"); });
-  const int num_sharing = std::max(1, static_cast<int>(on_cpu));  // CPU devices, each with its part of the cores
   for (const std::string& name : names) {
     MeasuredDevice& measured = report.devices.emplace_back();
     measured.name = name;
-    auto device = backends::open_device(name, {.num_sharing = num_sharing});
+    auto device = backends::open_device(name, {.num_sharing = num_sharing_cpu(names)});
     if (!device) {
       measured.error = device.error().message;
       devices.push_back(nullptr);

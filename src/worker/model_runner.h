@@ -27,7 +27,7 @@ struct RankLinks {
 };
 
 /// Executes StepPlans on one device, one after the other. A step is enqueued as a whole: the host waits for nothing that the device computes, so that the next step
-/// stands in the queue before this one is done. (Logits for the host and prompt log-probabilities are the exception.) All ranks execute the same plans in the same order; those of
+/// stands in the queue before this one is done. (Logits for the host, prompt log-probabilities and rows to or from a stage in another process are the exceptions.) All ranks execute the same plans in the same order; those of
 /// the last stage sample, each the same tokens, and the first of them reports.
 class ModelRunner {
  public:

@@ -33,7 +33,7 @@ struct OpChoice {
   std::vector<Answer> answers;
 };
 
-/// Bytes of one rank's device memory, by purpose. The runner allocates exactly these, but for the first two.
+/// Bytes of one rank's device memory, by purpose. The runner allocates exactly these, but for the first four.
 struct MemoryPlan {
   uint64_t device_bytes = 0;     // what the device has
   uint64_t budget_bytes = 0;     // what may be used of it

@@ -33,10 +33,10 @@ class ProcessChannel {
   void open();
   /// From any thread; returns at once.
   void send(const Message& message);
-  /// How long the other has said nothing.
-  [[nodiscard]] std::chrono::milliseconds silent_for() const;
 
  private:
+  /// How long the other has said nothing.
+  [[nodiscard]] std::chrono::milliseconds silent_for() const;
   void send_queued();
   void receive_all();
   void lose(const Error& error);  // nothing goes any more, either

@@ -118,12 +118,13 @@ class MpiProcesses final : public Processes {
     OpenMpi::Status status{};
     int done = 0;
     for (Waiting waiting(patience);;) {
-      RETURN_IF_ERROR(outcome(mpi_.test(&request, &done, &status), "MPI_Test"));
-      if (done != 0) return {};
-      if (waiting.once_more()) continue;
+      const Result<void> tested = outcome(mpi_.test(&request, &done, &status), "MPI_Test");
+      if (tested && done != 0) return {};
+      if (tested && waiting.once_more()) continue;
       // MPI cannot take a message back, so what it may still read or write stays where it is.
       const std::lock_guard lock(mutex_);
       given_up_.push_back(std::move(owner));
+      if (!tested) return tested.error();
       return waiting.given_up(what, other);
     }
   }

@@ -56,7 +56,7 @@ Result<RankMemory> RankMemory::allocate(const ExecutionPlan& plan, const RankPla
 }
 
 RankCounter::RankCounter(const ExecutionPlan& plan, const RankPlan& rank, const ops::KernelTable& table, const ops::SelectionRules& rules)
-    : device_(backends::imagine_device(rank.traits, {.num_threads = plan.options.num_threads, .num_sharing = plan.options.tp_size * plan.options.pp_size})), kernels_(table, *device_, rules) {
+    : device_(backends::imagine_device(rank.traits, plan.options.num_threads)), kernels_(table, *device_, rules) {
   WeightAllocator allocator{kernels_, *device_, 0, {}};
   Problems(rank.config, rank.inventory, rank.shard, plan.numerics()).for_each(plan.with_mtp, allocator);
   if (rank.shard.last_stage())  // norms that no kernel packs
@@ -65,11 +65,10 @@ RankCounter::RankCounter(const ExecutionPlan& plan, const RankPlan& rank, const 
 }
 
 uint64_t RankCounter::other_bytes(const ExecutionPlan& plan, const RankPlan& rank) const {
-  ExecutionPlan on_device = plan;
-  on_device.limits.num_host_blocks = on_device.limits.num_host_snapshots = 0;
+  CHECK(plan.limits.num_host_blocks == 0 && plan.limits.num_host_snapshots == 0);  // host memory is laid out last
   const size_t before = device_->allocated_bytes();
   ops::IdleStream stream;
-  const auto memory = RankMemory::allocate(on_device, rank, kernels_, *device_, stream);
+  const auto memory = RankMemory::allocate(plan, rank, kernels_, *device_, stream);
   CHECK_MSG(memory.has_value(), "an imagined device refuses nothing");
   return device_->allocated_bytes() - before;
 }

@@ -1,16 +1,10 @@
 #include "worker/remote_ranks.h"
 
 #include "base/log.h"
+#include "base/overloaded.h"
 
 namespace quern::worker {
 namespace {
-
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-template <class... F>
-Overloaded(F...) -> Overloaded<F...>;
 
 double seconds(std::chrono::steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
@@ -55,7 +49,7 @@ std::string RemoteRanks::what_it_had_to_do() const {
 void RemoteRanks::handle(Message message) {
   std::visit(Overloaded{
                  [this](const Alive& alive) {
-                   if (!loaded_ && loading_.progress) loading_.progress(alive.loaded);
+                   if (!loaded_ && loading_.progress && alive.loaded >= 0 && alive.loaded <= 1) loading_.progress(alive.loaded);
                  },
                  [this](const Started&) {
                    const std::lock_guard lock(mutex_);

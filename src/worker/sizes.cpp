@@ -38,11 +38,6 @@ Sizes::Sizes(const model::ModelConfig& c, const Shard& shard, const Numerics& n,
   gdn_scratch = channels + 2 * value_width + 2 * round_up(c.linear_num_value_heads, 16);       // qkv, z, output, b, a
   mlp_scratch = c.intermediate_size;
   scratch_elements = std::max({attention_scratch, gdn_scratch, mlp_scratch});
-  const int64_t draft_rows = with_mtp ? 1 : 0;                                                 // embedding of the MTP layer
-  const int64_t partial = shard.tp_size > 1 ? 1 : 0;
-  row_bytes = static_cast<uint64_t>((scratch_elements + (1 + (last ? 1 : 0) + draft_rows + partial) * c.hidden_size) * activation + (7 + 10 * draft_rows) * 4);  // and tables
-  const bool shares_vocab = last && shard.tp_size > 1;
-  logits_row_bytes = static_cast<uint64_t>(sampled_vocab + (shares_vocab ? shard.vocab.size() + (1 + shard.tp_size) * ops::candidate_words(ops::kMaxCandidates) : 0)) * 4;
 }
 
 }  // namespace quern::worker

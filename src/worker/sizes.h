@@ -30,8 +30,6 @@ struct Sizes {
   uint64_t sampler_slot_bytes;   // parameters, counts, prompt marks, small tables
   uint64_t snapshot_bytes;       // of one snapshot: as state_slot_bytes
   uint64_t block_bytes;          // KV of 64 tokens, all layers
-  uint64_t row_bytes;            // activations of one row
-  uint64_t logits_row_bytes;     // where there are several ranks also their own part, and candidates
   /// Elements of one row in the scratch that attention, GDN and MLP take turns with.
   int64_t attention_scratch, gdn_scratch, mlp_scratch, scratch_elements;
 

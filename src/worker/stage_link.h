@@ -19,7 +19,6 @@ class StageRows {
   /// `memory` from Device::allocate_host, of room_for(max_bytes) bytes.
   explicit StageRows(std::shared_ptr<ops::Buffer> memory) : memory_(std::move(memory)) {}
   static size_t room_for(size_t max_bytes) { return kHeaderBytes + max_bytes; }
-  explicit operator bool() const { return memory_ != nullptr; }
   [[nodiscard]] std::byte* rows() const { return memory_->address() + kHeaderBytes; }
 
  private:

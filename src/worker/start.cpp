@@ -196,6 +196,8 @@ class Follower {
     if (auto* step = std::get_if<SentStep>(&message)) return submit(std::move(*step));
     if (auto* abort = std::get_if<Abort>(&message)) return fail(abort->error.with_context("process 0 has given up"));
     if (std::holds_alternative<Alive>(message)) return;
+    if (const auto* masks = std::get_if<StepMasks>(&message))
+      if (const Result<void> sound = check_masks(*masks, plan_.limits); !sound) return fail(sound.error());
     {
       const std::lock_guard lock(mutex_);
       if (group_ == nullptr) return;  // failed meanwhile

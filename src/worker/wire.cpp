@@ -88,98 +88,34 @@ void transfer_all(Io& io, Members&... members) {
   (transfer(io, members), ...);
 }
 
-template <class Io>
-void transfer(Io& io, TokenLogprobs& value) {
-  auto& [chosen, chosen_rank, top] = value;
-  transfer_all(io, chosen, chosen_rank, top);
-}
-template <class Io>
-void transfer(Io& io, Error& value) {
-  auto& [code, message, field] = value;
-  transfer_all(io, code, message, field);
-}
-template <class Io>
-void transfer(Io& io, ops::DeviceTraits& value) {
-  auto& [platform, name, memory_bytes, overhead_bytes, read_bandwidth, num_cores, architecture, fp8_matrix, avx2, avx512, avx512_vbmi, avx512_bf16, amx_bf16, device_code, why_no_device_code] = value;
-  transfer_all(io, platform, name, memory_bytes, overhead_bytes, read_bandwidth, num_cores, architecture, fp8_matrix, avx2, avx512, avx512_vbmi, avx512_bf16, amx_bf16, device_code, why_no_device_code);
-}
-template <class Io>
-void transfer(Io& io, Statement& value) {
-  auto& [error, host, facts, devices, traits] = value;
-  transfer_all(io, error, host, facts, devices, traits);
-}
-template <class Io>
-void transfer(Io& io, Verdict& value) {
-  auto& [error, all] = value;
-  transfer_all(io, error, all);
-}
-template <class Io>
-void transfer(Io& io, SamplingParams& value) {
-  auto& [temperature, top_k, top_p, min_p, presence, frequency, repetition, seed, logit_bias, num_logprobs, min_tokens, stop_ids] = value;
-  transfer_all(io, temperature, top_k, top_p, min_p, presence, frequency, repetition, seed, logit_bias, num_logprobs, min_tokens, stop_ids);
-}
-template <class Io>
-void transfer(Io& io, StepRun& value) {
-  auto& [slot, kind, num_rows, tokens, position, want, num_prompt_logprobs, sample_after, logit_rows, following_token, drafts, synthetic_acceptance, propose, propose_depth,
-         fill_mtp, mask_pending] = value;
-  transfer_all(io, slot, kind, num_rows, tokens, position, want, num_prompt_logprobs, sample_after, logit_rows, following_token, drafts, synthetic_acceptance, propose,
-               propose_depth, fill_mtp, mask_pending);
-}
-template <class Io>
-void transfer(Io& io, SlotUpdate& value) {
-  auto& [slot, sampling, prompt_ids, output_ids, position_delta] = value;
-  transfer_all(io, slot, sampling, prompt_ids, output_ids, position_delta);
-}
-template <class Io>
-void transfer(Io& io, BlockTableUpdate& value) {
-  auto& [slot, first_block, blocks] = value;
-  transfer_all(io, slot, first_block, blocks);
-}
-template <class Io>
-void transfer(Io& io, StateOp& value) {
-  auto& [kind, slot, snapshot, boundary, block, host] = value;
-  transfer_all(io, kind, slot, snapshot, boundary, block, host);
-}
-template <class Io>
-void transfer(Io& io, StepPlan& value) {
-  auto& [step, state_ops, slot_updates, block_table_updates, runs] = value;
-  transfer_all(io, step, state_ops, slot_updates, block_table_updates, runs);
-}
-template <class Io>
-void transfer(Io& io, SlotEntry& value) {
-  auto& [slot, cursor, boundary, last_token, drafts] = value;
-  transfer_all(io, slot, cursor, boundary, last_token, drafts);
-}
-template <class Io>
-void transfer(Io& io, SentStep& value) {
-  auto& [plan, slots] = value;
-  transfer_all(io, plan, slots);
-}
-template <class Io>
-void transfer(Io& io, StepMasks& value) {
-  auto& [step, rows] = value;
-  transfer_all(io, step, rows);
-}
-template <class Io>
-void transfer(Io& io, RunResult& value) {
-  auto& [slot, tokens, logprobs, prompt_logprobs, drafts, num_draft_rows, non_finite, logits, draft_logits] = value;
-  transfer_all(io, slot, tokens, logprobs, prompt_logprobs, drafts, num_draft_rows, non_finite, logits, draft_logits);
-}
-template <class Io>
-void transfer(Io& io, StepResult& value) {
-  auto& [step, runs, computed_rows, gathered_rows, device_seconds, error] = value;
-  transfer_all(io, step, runs, computed_rows, gathered_rows, device_seconds, error);
-}
-template <class Io>
-void transfer(Io& io, Alive& value) {
-  auto& [loaded] = value;
-  transfer_all(io, loaded);
-}
-template <class Io>
-void transfer(Io& io, Abort& value) {
-  auto& [error] = value;
-  transfer_all(io, error);
-}
+/// A struct member by member. All are named, in order, which the compiler sees to: a new one cannot be forgotten.
+#define TRANSFER_MEMBERS(Type, ...)       \
+  template <class Io>                     \
+  void transfer(Io& io, Type& value) {    \
+    auto& [__VA_ARGS__] = value;          \
+    transfer_all(io, __VA_ARGS__);        \
+  }
+TRANSFER_MEMBERS(TokenLogprobs, chosen, chosen_rank, top)
+TRANSFER_MEMBERS(Error, code, message, field)
+TRANSFER_MEMBERS(ops::DeviceTraits, platform, name, memory_bytes, overhead_bytes, read_bandwidth, num_cores, architecture, fp8_matrix, avx2, avx512, avx512_vbmi, avx512_bf16,
+                 amx_bf16, device_code, why_no_device_code)
+TRANSFER_MEMBERS(Statement, error, host, facts, devices, traits)
+TRANSFER_MEMBERS(Verdict, error, all)
+TRANSFER_MEMBERS(SamplingParams, temperature, top_k, top_p, min_p, presence, frequency, repetition, seed, logit_bias, num_logprobs, min_tokens, stop_ids)
+TRANSFER_MEMBERS(StepRun, slot, kind, num_rows, tokens, position, want, num_prompt_logprobs, sample_after, logit_rows, following_token, drafts, synthetic_acceptance, propose,
+                 propose_depth, fill_mtp, mask_pending)
+TRANSFER_MEMBERS(SlotUpdate, slot, sampling, prompt_ids, output_ids, position_delta)
+TRANSFER_MEMBERS(BlockTableUpdate, slot, first_block, blocks)
+TRANSFER_MEMBERS(StateOp, kind, slot, snapshot, boundary, block, host)
+TRANSFER_MEMBERS(StepPlan, step, state_ops, slot_updates, block_table_updates, runs)
+TRANSFER_MEMBERS(SlotEntry, slot, cursor, boundary, last_token, drafts)
+TRANSFER_MEMBERS(SentStep, plan, slots)
+TRANSFER_MEMBERS(StepMasks, step, rows)
+TRANSFER_MEMBERS(RunResult, slot, tokens, logprobs, prompt_logprobs, drafts, num_draft_rows, non_finite, logits, draft_logits)
+TRANSFER_MEMBERS(StepResult, step, runs, computed_rows, gathered_rows, device_seconds, error)
+TRANSFER_MEMBERS(Alive, loaded)
+TRANSFER_MEMBERS(Abort, error)
+#undef TRANSFER_MEMBERS
 template <class Io>
 void transfer(Io&, Started&) {}
 template <class Io>
@@ -345,7 +281,17 @@ Result<void> check_step(const SentStep& step, const WorkerLimits& limits) {
   }
   if (num_rows > limits.max_rows) return refuse("rows", num_rows);
   for (const SlotEntry& entry : step.slots)
-    if (!below(entry.slot, limits.num_slots) || std::ssize(entry.drafts) != num_drafts) return refuse("slot", entry.slot);
+    if (!below(entry.slot, limits.num_slots) || std::ssize(entry.drafts) != num_drafts || !below(entry.cursor, limits.max_model_len + 1) || !below(entry.boundary, entry.cursor + 1) ||
+        !below(entry.last_token, limits.vocab_size) || !all_below(entry.drafts, limits.vocab_size))
+      return refuse("slot", entry.slot);
+  return {};
+}
+
+Result<void> check_masks(const StepMasks& masks, const WorkerLimits& limits) {
+  const int64_t row_words = ceil_div(limits.vocab_size, 32);
+  for (const auto& [slot, words] : masks.rows)
+    if (slot < 0 || slot >= limits.num_slots || std::ssize(words) % row_words != 0 || std::ssize(words) > (limits.k_max + 1) * row_words)
+      return make_error(ErrorCode::kInternal, "masks of step {} have {} words for slot {}", masks.step, words.size(), slot);
   return {};
 }
 
@@ -357,6 +303,7 @@ Result<void> check_result(const StepResult& result, const StepPlan& plan, const 
     const RunResult& run = result.runs[i];
     if (run.slot != plan.runs[i].slot) return refuse("slots");
     if (std::ssize(run.tokens) > limits.k_max + 1 || std::ssize(run.drafts) > limits.k_max || !in_vocab(run.tokens) || !in_vocab(run.drafts)) return refuse("tokens");
+    if (!run.logprobs.empty() && run.logprobs.size() != run.tokens.size()) return refuse("log-probabilities");
   }
   return {};
 }

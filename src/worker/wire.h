@@ -78,6 +78,8 @@ void set_slots(SlotValues& values, std::span<const SlotEntry> entries);
 
 /// That a step names only slots, blocks, rows and tokens that there are.
 Result<void> check_step(const SentStep& step, const WorkerLimits& limits);
+/// That masks are whole rows of slots that there are.
+Result<void> check_masks(const StepMasks& masks, const WorkerLimits& limits);
 /// That a result without an error is one of that plan.
 Result<void> check_result(const StepResult& result, const StepPlan& plan, const WorkerLimits& limits);
 

@@ -105,10 +105,9 @@ class LocalProcesses {
 /// A model in such processes: the group of process 0, and behind it the others. The devices are those of every process.
 class ModelInProcesses final : public WorkerGroup {
  public:
-  /// options.pp_size processes. `wrap_source` may replace a process's checkpoint; `options_of`, what it was started with.
+  /// One stage in each process. `source_of` may replace a process's checkpoint.
   struct Setup {
     WorkerOptions options;
-    std::function<void(int32_t process, WorkerOptions&)> change_options = {};
     std::function<weights::WeightSource*(int32_t process)> source_of = {};
   };
   static Result<std::unique_ptr<ModelInProcesses>> start(LocalProcesses& processes, const Setup& setup) {
@@ -118,7 +117,6 @@ class ModelInProcesses final : public WorkerGroup {
     const auto plan_of = [&processes, setup](int32_t process) {
       WorkerOptions options = setup.options;
       options.pp_size = 1;
-      if (setup.change_options) setup.change_options(process, options);
       return make_common_plan(options, processes[process], fmt::format("quern of {}", options.model_dir.empty() ? "nowhere" : "these tests"));
     };
     const auto source_of = [setup](int32_t process) { return setup.source_of ? setup.source_of(process) : nullptr; };

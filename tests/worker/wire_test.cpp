@@ -218,6 +218,37 @@ TEST(Wire, RefusesStepsThatNameWhatThereIsNot) {
   EXPECT_FALSE(with([](SentStep& s) { s.plan.block_table_updates[0].first_block = 3; }));
   EXPECT_FALSE(with([](SentStep& s) { s.plan.block_table_updates[0].blocks[0] = 8; }));
   EXPECT_FALSE(with([](SentStep& s) { s.slots[0].drafts.pop_back(); }));
+  EXPECT_FALSE(with([](SentStep& s) { s.slots[0].drafts[1] = 100; }));
+  EXPECT_FALSE(with([](SentStep& s) { s.slots[0].last_token = 100; }));
+  EXPECT_FALSE(with([](SentStep& s) { s.slots[0].cursor = 257; }));
+  EXPECT_FALSE(with([](SentStep& s) { s.slots[0].cursor = 63, s.slots[0].boundary = 64; }));
+  EXPECT_TRUE(with([](SentStep& s) { s.slots[0].cursor = 256, s.slots[0].boundary = 256, s.slots[0].last_token = 99; }));
+}
+
+TEST(Wire, RefusesMasksThatAreNotWholeRowsOfASlot) {
+  const WorkerLimits limits{.num_slots = 4, .vocab_size = 100, .k_max = 2};
+  const auto sound = [&](int32_t slot, size_t words) { return check_masks({.step = 1, .rows = {{slot, std::vector<uint32_t>(words)}}}, limits).has_value(); };
+  EXPECT_TRUE(sound(3, 4));
+  EXPECT_TRUE(sound(0, 12));  // of a verify of two drafts
+  EXPECT_FALSE(sound(0, 5));
+  EXPECT_FALSE(sound(0, 16));
+  EXPECT_FALSE(sound(4, 4));
+  EXPECT_FALSE(sound(-1, 4));
+}
+
+TEST(Wire, RefusesResultsWithOtherNumbersOfTokensAndLogProbabilities) {
+  const WorkerLimits limits{.num_slots = 4, .vocab_size = 100, .k_max = 2};
+  StepPlan plan;
+  plan.runs.push_back({.slot = 1});
+  const auto sound = [&](size_t tokens, size_t logprobs) {
+    StepResult result;
+    result.runs.push_back({.slot = 1, .tokens = std::vector<int32_t>(tokens, 7), .logprobs = std::vector<TokenLogprobs>(logprobs)});
+    return check_result(result, plan, limits).has_value();
+  };
+  EXPECT_TRUE(sound(2, 0));
+  EXPECT_TRUE(sound(2, 2));
+  EXPECT_FALSE(sound(2, 1));
+  EXPECT_FALSE(sound(4, 0));
 }
 
 /// docs/scaling.md has these numbers.

@@ -76,11 +76,11 @@ Device::Device(int num_threads, bool records, int num_sharing)
   traits_.memory_bytes /= static_cast<uint64_t>(num_sharing);
 }
 
-Device::Device(ops::DeviceTraits traits, int num_threads, int num_sharing)
-    : traits_(std::move(traits)), pool_(num_threads > 0 ? num_threads : std::max(usable_cores() / num_sharing, 1), false), records_(false), imagined_(std::in_place) {}
+Device::Device(ops::DeviceTraits traits, int num_threads)
+    : traits_(std::move(traits)), pool_(std::max(num_threads > 0 ? num_threads : traits_.num_cores, 1), false), records_(false), imagined_(std::in_place) {}
 
-std::unique_ptr<Device> Device::imagine(ops::DeviceTraits traits, int num_threads, int num_sharing) {
-  return std::unique_ptr<Device>(new Device(std::move(traits), num_threads, num_sharing));
+std::unique_ptr<Device> Device::imagine(ops::DeviceTraits traits, int num_threads) {
+  return std::unique_ptr<Device>(new Device(std::move(traits), num_threads));
 }
 
 Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::string_view purpose) {

@@ -16,7 +16,7 @@ class Device final : public ops::Device {
   /// `num_threads` 0: one per usable core. `records`: for tests of steps that are laid out for replay. `num_sharing` devices share the machine: each has its part of cores and memory.
   explicit Device(int num_threads, bool records = false, int num_sharing = 1);
   /// One that counts what it would allocate; kernels made for it are asked for sizes alone.
-  static std::unique_ptr<Device> imagine(ops::DeviceTraits traits, int num_threads, int num_sharing);
+  static std::unique_ptr<Device> imagine(ops::DeviceTraits traits, int num_threads);
 
   [[nodiscard]] const ops::DeviceTraits& traits() const override { return traits_; }
   /// 64-byte aligned. Pages of large buffers take memory when they are first touched; what was promised is limited by memory_bytes.
@@ -30,7 +30,7 @@ class Device final : public ops::Device {
   [[nodiscard]] ThreadPool& pool() { return pool_; }
 
  private:
-  Device(ops::DeviceTraits traits, int num_threads, int num_sharing);
+  Device(ops::DeviceTraits traits, int num_threads);
 
   ops::DeviceTraits traits_;
   ThreadPool pool_;
