@@ -22,27 +22,45 @@ int64_t kv_offset(const SlotTables& slots, int64_t slot, int64_t index, int64_t 
 }
 
 struct AttnInCase {
-  int64_t hidden, nq = 4, nkv = 2, d = 32, rotary = 24;
+  /// Extents that no kernel is made for, or those that some are.
+  struct Shape {
+    int64_t hidden = 160, nq = 4, nkv = 2, d = 32, rotary = 24;
+    std::array<int32_t, 3> mrope_section = {4, 4, 4};
+    std::array<WeightScheme, 3> schemes = {WeightScheme::kFp8Block, WeightScheme::kBF16, WeightScheme::kFp8Tensor};
+  };
+  int64_t hidden, nq, nkv, d, rotary;
   Bed bed;
   Random random{51};
-  LinearCase q{bed, random, {4 * 2 * 32, hidden, WeightScheme::kFp8Block}}, k{bed, random, {2 * 32, hidden, WeightScheme::kBF16}},
-      v{bed, random, {2 * 32, hidden, WeightScheme::kFp8Tensor}};
+  LinearCase q, k, v;
   TensorView norm = bed.tensor(DType::kBF16, {hidden}, random.normals(hidden, 0.2f));
-  TensorView q_norm = bed.tensor(DType::kBF16, {32}, random.normals(32, 0.2f)),
-             k_norm = bed.tensor(DType::kBF16, {32}, random.normals(32, 0.2f));
+  TensorView q_norm = bed.tensor(DType::kBF16, {d}, random.normals(d, 0.2f)), k_norm = bed.tensor(DType::kBF16, {d}, random.normals(d, 0.2f));
   std::vector<float> x = random.normals(140 * hidden);
   SlotTables slots = make_slots(bed, 2, 0, 4);
   TensorView query, gate, key_cache, value_cache, k_scale, v_scale;
   AttnIn::Problem problem;
 
-  AttnInCase(DType activation, DType kv, int threads = 2, int64_t width = 160) : hidden(width), bed(threads) {
-    problem = {hidden, nq,       nkv, d, q.source.shape, k.source.shape, v.source.shape, kEps, activation, kv, frequencies(rotary),
-               1.0f,   {4, 4, 4}};
+  AttnInCase(DType activation, DType kv, int threads, const Shape& s)
+      : hidden(s.hidden),
+        nq(s.nq),
+        nkv(s.nkv),
+        d(s.d),
+        rotary(s.rotary),
+        bed(threads),
+        q(bed, random, {nq * 2 * d, hidden, s.schemes[0]}),
+        k(bed, random, {nkv * d, hidden, s.schemes[1]}),
+        v(bed, random, {nkv * d, hidden, s.schemes[2]}) {
+    problem = {hidden, nq, nkv, d, q.source.shape, k.source.shape, v.source.shape, kEps, activation, kv, frequencies(rotary), 1.0f, s.mrope_section};
     key_cache = bed.tensor(kv, {8, nkv, 64, d});
     value_cache = bed.tensor(kv, {8, nkv, 64, d});
-    k_scale = bed.tensor(DType::kF32, {nkv}, std::vector<float>{0.02f, 0.05f});
-    v_scale = bed.tensor(DType::kF32, {nkv}, std::vector<float>{0.03f, 0.01f});
+    std::vector<float> k_scales, v_scales;
+    for (int64_t head = 0; head < nkv; ++head) {
+      k_scales.push_back(0.02f + 0.03f * static_cast<float>(head));
+      v_scales.push_back(0.03f - 0.02f * static_cast<float>(head % 2));
+    }
+    k_scale = bed.tensor(DType::kF32, {nkv}, k_scales);
+    v_scale = bed.tensor(DType::kF32, {nkv}, v_scales);
   }
+  AttnInCase(DType activation, DType kv, int threads = 2, int64_t width = 160) : AttnInCase(activation, kv, threads, Shape{.hidden = width}) {}
   /// Rows [first, first + n) of x as one run of slot 1 at its cursor, which advances; `positions` (t, h, w) a row where given.
   void run(int64_t first, int64_t n, const std::vector<int32_t>& positions = {}, RowKind kind = RowKind::kPrompt) {
     const auto kernel = make_kernel<AttnIn>(bed, problem);
@@ -73,7 +91,7 @@ struct AttnInCase {
     const Vector q_and_gate = multiply(q.dense, u), keys = multiply(k.dense, u);
     std::vector<int> positions;
     for (int i = 0; i < rotary / 2; ++i)
-      positions.push_back(position[static_cast<size_t>(i % 3)]);  // sections of four: every frequency in turn
+      positions.push_back(position[static_cast<size_t>(i % 3)]);  // equal sections: every frequency in turn
     const auto width = static_cast<size_t>(d);
     std::array<Vector, 4> result;
     const auto add = [&](Vector& to, Vector head, const TensorView* weight) {
@@ -140,6 +158,32 @@ TEST(AttnIn, OfWholeBlocksProjectsRowsOfBothKinds) {
         EXPECT_LT(relative_rms(c.cached(c.value_cache, c.v_scale, row), value), kv == DType::kE4M3 ? 4e-2 : 8e-3);
       }
     }
+}
+
+/// The model's heads, for which there are kernels of their own: an odd number of them, and frequencies that do not fill a warp.
+TEST(AttnIn, OfHeadsOf256ElementsProjectsNormsAndRotates) {
+  const std::array<WeightScheme, 3> plain = {WeightScheme::kBF16, WeightScheme::kBF16, WeightScheme::kBF16};
+  for (const auto& [rotary, section] : {std::pair{int64_t{64}, std::array{11, 11, 10}}, {256, {43, 43, 42}}, {48, {8, 8, 8}}})
+    for (const DType kv : {DType::kBF16, DType::kE4M3})
+      for (const auto& [kind, n] : {std::pair{RowKind::kPrompt, int64_t{70}}, {RowKind::kDecode, 9}, {RowKind::kDecode, 3}}) {
+        SCOPED_TRACE(fmt::format("{} of 256 turned, {} cache, {} rows", rotary, dtype_name(kv), n));
+        AttnInCase c(DType::kBF16, kv, 2, {.hidden = 128, .nq = 4, .nkv = 1, .d = 256, .rotary = rotary, .mrope_section = section, .schemes = plain});
+        std::vector<int32_t> positions;
+        for (int32_t row = 0; row < static_cast<int32_t>(n); ++row)
+          for (const int32_t position : {row + 3000, 2 * row, 77}) positions.push_back(position);
+        c.run(0, n, positions, kind);
+        for (const int64_t row : {int64_t{0}, n - 1}) {
+          const auto at = static_cast<int>(row);
+          const auto [query, gate, key, value] = c.reference(row, {at + 3000, 2 * at, 77});
+          EXPECT_LT(relative_rms(Bed::values(c.query.at(row)), query), 8e-3);
+          EXPECT_LT(relative_rms(Bed::values(c.gate.at(row)), gate), 8e-3);
+          EXPECT_LT(relative_rms(c.cached(c.key_cache, c.k_scale, row), key), kv == DType::kE4M3 ? 4e-2 : 8e-3);
+          EXPECT_LT(relative_rms(c.cached(c.value_cache, c.v_scale, row), value), kv == DType::kE4M3 ? 4e-2 : 8e-3);
+        }
+        int64_t written = 0;
+        for (const float x : Bed::values(c.key_cache)) written += !std::isnan(x);
+        EXPECT_EQ(written, n * c.nkv * c.d) << "blocks of other slots and indices are left alone";
+      }
 }
 
 TEST(AttnIn, TurnsEachFrequencyWithItsOwnAxisForImages) {

@@ -44,6 +44,55 @@ __device__ void write_kv(void* cache, DType dtype, const float* scales, int kv_h
     store(cache, dtype, at, x);
 }
 
+/// Eight neighbouring elements of bf16, widened, and the other way round for what bf16 holds.
+__device__ __forceinline__ void widen(const uint4& words, float (&x)[8]) {
+  const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = __uint_as_float(word[i] << 16);
+    x[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
+  }
+}
+__device__ __forceinline__ uint4 narrow(const float (&x)[8]) {
+  uint32_t word[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = __float_as_uint(x[2 * i]) >> 16 | (__float_as_uint(x[2 * i + 1]) & 0xffff0000u);
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+/// Sum of the squares of a warp's 256 elements, lane l's eight from 8 l on, in the order of block_sum<256>.
+__device__ __forceinline__ float square_sum_256(const float (&x)[8]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool second = (lane & 1) != 0, upper = (lane & 2) != 0;
+  float four[4], two[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float low = x[i] * x[i], high = x[i + 4] * x[i + 4];
+    four[i] = (upper ? high : low) + __shfl_xor_sync(kAllLanes, upper ? low : high, 2);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) two[i] = (second ? four[i + 2] : four[i]) + __shfl_xor_sync(kAllLanes, second ? four[i] : four[i + 2], 1);
+  float of_32 = (upper ? two[1] : two[0]) + __shfl_xor_sync(kAllLanes, upper ? two[0] : two[1], 2);
+  of_32 += __shfl_xor_sync(kAllLanes, of_32, 1);
+  of_32 += __shfl_xor_sync(kAllLanes, of_32, 2);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += __shfl_sync(kAllLanes, of_32, 4 * i);
+  return sum;
+}
+__device__ __forceinline__ void write_kv_eight(void* cache, DType dtype, const float* scales, int kv_head, int64_t at, const uint4& words) {
+  if (dtype != DType::kE4M3) {
+    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(cache) + at) = words;
+    return;
+  }
+  const float scale = scales == nullptr ? 1.0f : scales[kv_head];
+  float x[8];
+  widen(words, x);
+  uint32_t code[2] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) code[i / 4] |= static_cast<uint32_t>(f32_to_e4m3(x[i] / scale)) << (i % 4 * 8);
+  *reinterpret_cast<uint2*>(static_cast<uint8_t*>(cache) + at) = make_uint2(code[0], code[1]);
+}
+
 }  // namespace
 
 /// A block per row and head; query heads first, then kv heads.
@@ -76,6 +125,58 @@ extern "C" __global__ void __launch_bounds__(kThreads) rotate_rows(const __grid_
     write_kv(args.kv.k, args.kv.dtype, args.kv.k_scale, kv_head, to + i, values[i]);
     write_kv(args.kv.v, args.kv.dtype, args.kv.v_scale, kv_head, to + i, load(args.v, args.activation, from + i));
   }
+}
+
+/// The same for heads of 256 elements of bf16 and frequencies in eights: a warp has a head, eight neighbouring elements a lane; kRotatedHeads heads a block. Sums have the order that they have there.
+extern "C" __global__ void __launch_bounds__(kRotatedHeads * 32) rotate_heads_256(const __grid_constant__ RotateArgs args) {
+  constexpr int kDim = 256;
+  __shared__ __align__(16) float sines[kDim / 2], cosines[kDim / 2];
+  release_successor();
+  await_predecessor();
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, head = static_cast<int>(blockIdx.y) * kRotatedHeads + thread / 32;
+  const int local = static_cast<int>(blockIdx.x), row = args.first_row + local, frequencies = args.num_frequencies, kv_head = head - args.num_q_heads;
+  const int index = args.step.indices[row];
+  const bool is_query = kv_head < 0, there = is_query || (kv_head < args.num_kv_heads && index >= 0);  // padding has no place in the cache
+  uint4 words = {0, 0, 0, 0}, beside = words;  // what is turned; the gate, or the value
+  if (there) {
+    const int64_t at = is_query ? (int64_t{local} * args.num_q_heads + head) * 2 * kDim : (int64_t{local} * args.num_kv_heads + kv_head) * kDim;
+    const auto eight = [&](const void* from, int64_t first) { return *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(from) + first + lane * 8); };
+    words = eight(is_query ? args.q : args.k, at);
+    beside = is_query ? eight(args.q, at + kDim) : eight(args.v, at);
+  }
+  const int32_t* position = args.step.positions + int64_t{row} * 3;
+  for (int i = thread; i < frequencies; i += kRotatedHeads * 32) {
+    float sine, cosine;
+    sincosf(static_cast<float>(position[args.axis[i]]) * args.inv_freq[i], &sine, &cosine);
+    sines[i] = round_to(DType::kBF16, sine * args.rope_scale);
+    cosines[i] = round_to(DType::kBF16, cosine * args.rope_scale);
+  }
+  __syncthreads();
+  if (!there) return;
+  float x[8];
+  widen(words, x);
+  const float scale = 1.0f / sqrtf(square_sum_256(x) / static_cast<float>(kDim) + args.eps);
+  const float* factors = (is_query ? args.q_norm : args.k_norm) + lane * 8;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = round_to(DType::kBF16, x[i] * scale * factors[i]);
+  const int lanes = frequencies / 8, first = lane < lanes ? lane * 8 : (lane - lanes) * 8;  // lanes that hold the first elements of pairs
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float other = __shfl_sync(kAllLanes, x[i], lane < lanes ? lane + lanes : lane - lanes);
+    if (lane >= 2 * lanes) continue;
+    const float a = lane < lanes ? x[i] : other, b = lane < lanes ? other : x[i], sine = sines[first + i], cosine = cosines[first + i];
+    const float low = a * cosine - b * sine, high = b * cosine + a * sine;
+    x[i] = round_to(DType::kBF16, lane < lanes ? low : high);
+  }
+  if (is_query) {
+    const int64_t to = (int64_t{row} * args.num_q_heads + head) * kDim + lane * 8;
+    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.query) + to) = narrow(x);
+    *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.gate) + to) = beside;
+    return;
+  }
+  const int64_t to = place_of(block_table_of(args.step, row), index, kv_head, args.num_kv_heads) * kDim + lane * 8;
+  write_kv_eight(args.kv.k, args.kv.dtype, args.kv.k_scale, kv_head, to, narrow(x));
+  write_kv_eight(args.kv.v, args.kv.dtype, args.kv.v_scale, kv_head, to, beside);
 }
 
 /// A block per row and query head. Parts of 512 keys from the sequence's start, each with its own maximum and sum, merged in order: a row's arithmetic depends on its

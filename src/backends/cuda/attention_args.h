@@ -29,6 +29,8 @@ struct RotateArgs {
   KvCache kv;
 };
 
+inline constexpr int kRotatedHeads = 4;  // a block of rotate_heads_256
+
 inline constexpr int32_t kPromptRuns = 1, kDecodeRuns = 2;
 
 struct AttentionArgs {

@@ -2,6 +2,7 @@
 #include "backends/cuda/linears_mma.h"
 #include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
+#include "backends/cuda/rotate.h"
 #include "ops/kv_dtype.h"
 
 namespace quern::cuda::plain {
@@ -12,7 +13,7 @@ namespace {
 template <class Linears>
 class AttnInKernel final : public ops::AttnIn::Kernel {
  public:
-  AttnInKernel(const ops::AttnIn::Problem& problem, const Linears& linears, Function<RotateArgs> rotate)
+  AttnInKernel(const ops::AttnIn::Problem& problem, const Linears& linears, Rotate rotate)
       : problem_(problem),
         linears_(linears),
         rotate_(rotate),
@@ -89,8 +90,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
       args.query = address_or_null<void>(query);
       args.gate = address_or_null<void>(gate);
       args.kv = kv_cache(kv);
-      const auto heads = static_cast<unsigned>(problem_.num_q_heads + problem_.num_kv_heads);
-      stream.launch(rotate_, {.grid = {static_cast<unsigned>(n), heads}, .block = {256}}, args);
+      rotate_.launch(stream, args, n, false);
     }
   }
 
@@ -113,7 +113,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
 
   ops::AttnIn::Problem problem_;
   Linears linears_;
-  Function<RotateArgs> rotate_;
+  Rotate rotate_;
   typename Linears::Packed q_, k_, v_;
   size_t norms_at_;
   std::vector<int32_t> axis_;
@@ -123,7 +123,7 @@ template <class Linears>
 Result<std::unique_ptr<ops::AttnIn::Kernel>> make_on(const ops::AttnIn::Problem& problem, Device& device) {
   CHECK(2 * std::ssize(problem.inv_freq) <= problem.head_dim);
   ASSIGN_OR_RETURN(const Linears linears, Linears::create(device));
-  ASSIGN_OR_RETURN(const auto rotate, device.function<RotateArgs>("attention", "rotate_rows"));
+  ASSIGN_OR_RETURN(const Rotate rotate, Rotate::create(problem, device));
   return std::unique_ptr<ops::AttnIn::Kernel>(std::make_unique<AttnInKernel<Linears>>(problem, linears, rotate));
 }
 

@@ -1,5 +1,6 @@
 #include "backends/cuda/linears_sm90.h"
 #include "backends/cuda/plain.h"
+#include "backends/cuda/rotate.h"
 #include "backends/cuda/sm90.h"
 
 namespace quern::cuda::sm90 {
@@ -9,11 +10,11 @@ namespace {
 TileLayer::Spec spec_of(const ops::AttnIn::Problem& problem) { return {.parts = {problem.q, problem.k, problem.v}, .norm_width = problem.hidden}; }
 int64_t projected_width(const ops::AttnIn::Problem& problem) { return problem.q.out_features + problem.k.out_features + problem.v.out_features; }
 
-/// Projects into the workspace; rotate_rows, which is cuda.plain's, does the rest. Packed: the layer, then in f32 the factors of q_norm and k_norm, the frequencies
+/// Projects into the workspace; rotation, which is cuda.plain's, does the rest. Packed: the layer, then in f32 the factors of q_norm and k_norm, the frequencies
 /// and, i32, the axis of each.
 class AttnInKernel final : public ops::AttnIn::Kernel {
  public:
-  AttnInKernel(const ops::AttnIn::Problem& problem, Linears linears, Function<RotateArgs> rotate)
+  AttnInKernel(const ops::AttnIn::Problem& problem, Linears linears, Rotate rotate)
       : problem_(problem), linears_(std::move(linears)), rotate_(rotate), layer_(spec_of(problem), 0), norms_at_(layer_.end_bytes()) {
     // Which of the positions (t, h, w) each frequency turns with (interleaved mrope).
     for (size_t i = 0; i < problem.inv_freq.size(); ++i) {
@@ -76,8 +77,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
           args.q = piece.spare;
           args.k = piece.spare + piece.rows * widths[0] * 2;
           args.v = piece.spare + piece.rows * (widths[0] + widths[1]) * 2;
-          const auto heads = static_cast<unsigned>(problem_.num_q_heads + problem_.num_kv_heads);
-          stream.launch(rotate_, {.grid = {static_cast<unsigned>(piece.rows), heads}, .block = {256}, .programmatic = true}, args);
+          rotate_.launch(stream, args, piece.rows, true);
         });
   }
 
@@ -95,7 +95,7 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
 
   ops::AttnIn::Problem problem_;
   Linears linears_;
-  Function<RotateArgs> rotate_;
+  Rotate rotate_;
   TileLayer layer_;
   size_t norms_at_;
   std::vector<int32_t> axis_;
@@ -114,7 +114,7 @@ ops::Verdict accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTrait
 Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device, PromptShape shape) {
   CHECK(2 * std::ssize(problem.inv_freq) <= problem.head_dim);
   ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), shape));
-  ASSIGN_OR_RETURN(const auto rotate, cuda_device(device).function<RotateArgs>("attention", "rotate_rows"));
+  ASSIGN_OR_RETURN(const Rotate rotate, Rotate::create(problem, cuda_device(device)));
   return std::unique_ptr<ops::AttnIn::Kernel>(std::make_unique<AttnInKernel>(problem, std::move(linears), rotate));
 }
 
