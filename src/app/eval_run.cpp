@@ -121,9 +121,8 @@ Result<Likelihood> eval_likelihood(worker::WorkerGroup& workers, const std::vect
   for (int32_t window = 0; window < num_tokens; window += workers.limits().max_model_len) {
     const int32_t length = std::min(workers.limits().max_model_len, num_tokens - window);
     const std::vector<int32_t> in_window(tokens.begin() + window, tokens.begin() + window + length);
-    const int32_t rows = std::min(workers.limits().max_rows, std::max(workers.limits().max_logit_rows / kBlock * kBlock, kBlock));
     bool begun = false;
-    for (const Piece& piece : cut_prompt(length, chunk, rows)) {
+    for (const Piece& piece : cut_prompt(length, chunk, workers.limits().max_rows)) {
       StepPlan plan{.step = step++};
       if (!begun) begin_sequence(plan, length);
       begun = true;

@@ -10,7 +10,7 @@
 namespace quern::engine {
 
 Budget resolve_budget(const EngineOptions& options, const worker::WorkerLimits& limits) {
-  CHECK(limits.num_slots >= 1 && limits.num_blocks >= 1 && limits.max_logit_rows >= 1 && limits.max_rows > kBlockSize);
+  CHECK(limits.num_slots >= 1 && limits.num_blocks >= 1 && limits.max_rows > kBlockSize);
 
   int32_t seqs = options.max_num_seqs > 0 ? options.max_num_seqs : limits.num_slots;
   const auto clamp_seqs = [&seqs](int32_t most, std::string_view because) {
@@ -19,7 +19,6 @@ Budget resolve_budget(const EngineOptions& options, const worker::WorkerLimits& 
     seqs = most;
   };
   clamp_seqs(limits.num_slots, "there is room for the state of no more sequences");
-  clamp_seqs(limits.max_logit_rows, "a step computes the logits of no more rows");
   clamp_seqs(limits.max_rows - kBlockSize, "a step must hold a row of each and a chunk of 64 prompt rows");
 
   int32_t tokens = options.max_num_batched_tokens > 0 ? options.max_num_batched_tokens : limits.max_rows;

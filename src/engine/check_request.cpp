@@ -56,11 +56,6 @@ Result<void> check_request(const GenerationRequest& request, const worker::Worke
   RETURN_IF_ERROR(check_sampling(request.sampling, limits.vocab_size));
   if (request.prompt_logprobs < -1 || request.prompt_logprobs > kMaxLogprobs)
     return wrong("prompt_logprobs", "at most {} log-probabilities are returned for a token, not {}", kMaxLogprobs, request.prompt_logprobs);
-  if (request.prompt_logprobs >= 0 && limits.max_logit_rows < kBlockSize)
-    return Error{ErrorCode::kUnsupported,
-                 fmt::format("prompt_logprobs needs the logits of {} rows in one step, and this device computes {}", kBlockSize,
-                             limits.max_logit_rows),
-                 "prompt_logprobs"};
 
   const int64_t prompt = static_cast<int64_t>(request.prompt.size()), total = prompt + request.max_tokens;
   const std::string_view too_long = prompt > limits.max_model_len || request.max_tokens == 0 ? "prompt" : "max_tokens";

@@ -15,6 +15,9 @@ using worker::Want;
 
 namespace {
 
+/// Rows of a step whose log-probabilities one prompt may want: the host reads a whole vocabulary of each, and other sequences wait for it.
+constexpr int32_t kMostPromptLogprobs = 128;
+
 /// What the device must know of a sequence that takes a slot.
 worker::SlotUpdate slot_update(const Sequence& sequence) {
   const GenerationRequest& request = sequence.request;
@@ -50,7 +53,6 @@ struct Scheduler::Draft {
   std::vector<StepRun> decode_runs;
   std::vector<PlannedRun> decode_owners;
   int32_t rows_left = 0;
-  int32_t logit_rows_left = 0;
   int32_t num_places = 1;          // steps that can be planned now, this one included
   int32_t depth = 0;               // drafts to be made for the next step
   int32_t num_blocks_claimed = 0;  // of those that will come back, by decodes that wait for them
@@ -82,7 +84,7 @@ Sequence* Scheduler::find(uint64_t id) {
 }
 
 std::optional<PlannedStep> Scheduler::plan(int32_t num_in_flight) {
-  Draft draft{.rows_left = budget_.max_num_batched_tokens, .logit_rows_left = limits_.max_logit_rows};
+  Draft draft{.rows_left = budget_.max_num_batched_tokens};
   if (pipelined()) {
     // A step more than there are stages waits for its turn. For decodes that is a longer way to the next token, and each step with fewer of them.
     const auto decodes = [](const Sequence* s) { return s->can_decode(); };
@@ -99,21 +101,25 @@ std::optional<PlannedStep> Scheduler::plan(int32_t num_in_flight) {
   append(step.runs, draft.decode_owners);
   if (step.runs.empty()) return std::nullopt;
   step.plan.state_ops = std::exchange(prefix_cache_.ops(), {});
-  const auto uniform = [&](const StepRun& run) {
-    return run.kind == RowKind::kDecode && run.tokens.empty() && run.num_rows == step.plan.runs[0].num_rows &&
-           (speculator_.method() != SpeculationMethod::kMtp || run.propose_depth == run.num_rows - 1);
-  };
-  if (std::all_of(step.plan.runs.begin(), step.plan.runs.end(), uniform)) step.decode_depth = step.plan.runs[0].num_rows - 1;
+  step.decode_depth = decode_depth(step.plan);
   step.plan.step = num_planned_++;
   return std::move(step);
 }
 
-void Scheduler::plan_decodes(Draft& draft) {
-  // A prompt whose turn it is needs the logits of a whole chunk when their log-probabilities are wanted.
-  int32_t kept_for_prompt = 0;
-  const std::vector<Sequence*> given = given_in_order();
-  if (!given.empty() && given[0]->wants_prompt_logprobs()) kept_for_prompt = std::min(kBlockSize, given[0]->num_prompt() - given[0]->planned_rows);
+/// Of many sequences some are always near their end, where they verify fewer drafts: a step takes as long as with all of them.
+int32_t Scheduler::decode_depth(const worker::StepPlan& plan) const {
+  int32_t most = 0, most_made = 0;
+  for (const StepRun& run : plan.runs) {
+    if (run.kind != RowKind::kDecode || !run.tokens.empty()) return -1;
+    most = std::max(most, run.num_rows - 1);
+    most_made = std::max(most_made, run.propose_depth);
+  }
+  if (speculator_.method() == SpeculationMethod::kMtp && most_made != most) return -1;
+  const auto num_with_most = std::count_if(plan.runs.begin(), plan.runs.end(), [&](const StepRun& run) { return run.num_rows == most + 1; });
+  return 4 * num_with_most >= 3 * std::ssize(plan.runs) ? most : -1;
+}
 
+void Scheduler::plan_decodes(Draft& draft) {
   // Depth is lowered first where rows are short; a chunk of a prompt shall always fit.
   const bool guesses = speculator_.method() != SpeculationMethod::kNone;
   const auto can_decode = [](const Sequence* s) { return s->can_decode(); };
@@ -122,15 +128,14 @@ void Scheduler::plan_decodes(Draft& draft) {
     const auto num_ready = std::count_if(running_.begin(), running_.end(), [&](const Sequence* s) { return can_decode(s) && ready(*s); });
     num_decodes = std::min(even_share(num_decodes, budget_.num_micro_batches), even_share(static_cast<int32_t>(num_ready), draft.num_places));
   }
-  const int32_t kept_rows = !given.empty() || !waiting_.empty() ? kBlockSize : 0;
+  const int32_t kept_rows = !given_in_order().empty() || !waiting_.empty() ? kBlockSize : 0;
   int32_t most_rows = 1;
   if (guesses) {
-    most_rows = std::min((draft.logit_rows_left - kept_for_prompt) / std::max(num_decodes, 1), (draft.rows_left - kept_rows) / std::max(num_decodes, 1));
+    most_rows = (draft.rows_left - kept_rows) / std::max(num_decodes, 1);
     draft.depth = speculator_.choose_depth(num_decodes, std::max(most_rows, 1) - 1);
   }
   for (size_t i = 0; i < running_.size() && std::ssize(draft.decode_runs) < num_decodes; ++i) {  // grow() may shorten the list behind i
     if (!running_[i]->can_decode() || !ready(*running_[i])) continue;
-    if (draft.logit_rows_left <= kept_for_prompt) break;
     plan_decode(*running_[i], most_rows, draft);
   }
 }
@@ -171,7 +176,6 @@ void Scheduler::plan_decode(Sequence& sequence, int32_t most_rows, Draft& draft)
   planned.verify = run.verify();
   planned.drafts = run.drafts;
   sample(run, planned);
-  draft.logit_rows_left -= run.num_rows;
   speculate(run, planned, draft);
   add_run(std::move(run), planned, draft);
 }
@@ -242,12 +246,11 @@ void Scheduler::plan_prompt(Sequence& sequence, Draft& draft) {
   const std::vector<int32_t>& prompt = sequence.request.prompt;
   const bool logprobs = sequence.wants_prompt_logprobs();
   const bool samples_at_end = sequence.num_replayed == 0 && sequence.token_limit > 0;
-  int32_t most = logprobs ? std::min(draft.rows_left, draft.logit_rows_left) : draft.rows_left;
+  int32_t most = logprobs ? std::min(draft.rows_left, kMostPromptLogprobs) : draft.rows_left;
   if (budget_.max_prompt_rows > 0) most = std::min(most, budget_.max_prompt_rows);
   const int32_t begin = sequence.planned_rows, remaining = sequence.num_prompt() - begin;
   int32_t num_rows = remaining;
-  if (remaining > most || (samples_at_end && draft.logit_rows_left == 0))
-    num_rows = std::min(most, remaining - 1) / kBlockSize * kBlockSize;
+  if (remaining > most) num_rows = most / kBlockSize * kBlockSize;
   num_rows = prefix_cache_.cut(sequence, begin + num_rows) - begin;
   if (num_rows == 0) return;
 
@@ -260,15 +263,11 @@ void Scheduler::plan_prompt(Sequence& sequence, Draft& draft) {
   PlannedRun planned{.sequence = &sequence, .num_rows = num_rows, .ends_prompt = ends && sequence.num_replayed == 0};
   if (!ends) run.following_token = prompt[static_cast<size_t>(end)];
   if (ends && sequence.num_replayed > 0) run.following_token = sequence.generated[0];
-  if (ends && samples_at_end) {
-    sample(run, planned);
-    if (!logprobs) --draft.logit_rows_left;
-  }
+  if (ends && samples_at_end) sample(run, planned);
   if (logprobs) {
     run.sample_after = planned.samples;
     run.want = Want::kPromptLogprobs;
     run.num_prompt_logprobs = sequence.request.prompt_logprobs;
-    draft.logit_rows_left -= num_rows;
   }
   speculate(run, planned, draft);
   add_run(std::move(run), planned, draft);
@@ -278,7 +277,6 @@ void Scheduler::plan_prompt(Sequence& sequence, Draft& draft) {
 void Scheduler::plan_replay(Sequence& sequence, Draft& draft) {
   const int32_t begin = sequence.planned_rows, remaining = sequence.num_given() - begin;
   int32_t num_rows = std::min({remaining, kBlockSize - begin % kBlockSize, draft.rows_left});
-  if (num_rows == remaining && draft.logit_rows_left == 0) --num_rows;
   if (num_rows == 0) return;
 
   const auto first = sequence.generated.begin() + (begin - sequence.num_prompt());
@@ -286,7 +284,6 @@ void Scheduler::plan_replay(Sequence& sequence, Draft& draft) {
   PlannedRun planned{.sequence = &sequence, .num_rows = num_rows};
   if (num_rows == remaining) {
     sample(run, planned);
-    --draft.logit_rows_left;
   } else {
     run.following_token = *(first + num_rows);
   }

@@ -32,7 +32,7 @@ struct PlannedRun {
 struct PlannedStep {
   worker::StepPlan plan;
   std::vector<PlannedRun> runs;  // parallel to plan.runs
-  int32_t decode_depth = -1;  // drafts that each sequence verifies and has made, where all do the same and there is nothing else
+  int32_t decode_depth = -1;  // drafts that the sequences verify and have made, where (nearly) all do the same and there is nothing else
 };
 
 /// Decides which rows run next, and owns all that running takes: sequences, slots and blocks (architecture.md section 5). Pure: no clock,
@@ -89,6 +89,7 @@ class Scheduler {
   [[nodiscard]] bool ready(const Sequence& sequence) const { return !pipelined() || sequence.in_flight.empty(); }
   [[nodiscard]] bool lasts_longest(const Sequence& sequence) const;
   [[nodiscard]] std::vector<Sequence*> given_in_order() const;
+  [[nodiscard]] int32_t decode_depth(const worker::StepPlan& plan) const;
   void plan_decodes(Draft& draft);
   void plan_decode(Sequence& sequence, int32_t most_rows, Draft& draft);
   void speculate(worker::StepRun& run, const PlannedRun& planned, const Draft& draft);

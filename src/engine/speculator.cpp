@@ -15,6 +15,7 @@ constexpr int32_t kSamplesWanted = 3;        // of a depth's time before it is j
 constexpr uint64_t kChoicesPerTrial = 256;   // so often another depth is tried,
 constexpr int32_t kTrialLength = 3;          // for so many steps: only those that verify as many drafts as they make are compared
 constexpr double kWorthChanging = 1.03;
+constexpr double kMostSlowdown = 1.5;         // a step counts as no longer than so many times the average
 
 }  // namespace
 
@@ -90,7 +91,17 @@ void Speculator::observe_verify(int32_t num_drafts, int32_t num_accepted, bool a
 
 void Speculator::observe_step(int32_t num_sequences, int32_t depth, double seconds) {
   if (depth > kMaxDrafts || seconds <= 0) return;
-  times_[size_class(num_sequences)][static_cast<size_t>(depth)].add(seconds, kTimeWeight);
+  add_seconds(times_[size_class(num_sequences)][static_cast<size_t>(depth)], seconds);
+}
+
+void Speculator::add_seconds(Average& average, double seconds) {
+  if (average.num_samples == 0) {
+    average.add(seconds, 1);
+  } else if (average.num_samples < kSamplesWanted) {
+    average.add(std::min(seconds, average.value), 1);
+  } else {
+    average.add(std::min(seconds, kMostSlowdown * average.value), kTimeWeight);
+  }
 }
 
 int32_t Speculator::synthetic_acceptance(int32_t num_drafts) {

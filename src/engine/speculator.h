@@ -51,6 +51,8 @@ class Speculator {
       ++num_samples;
     }
   };
+  /// Launches of a new kind of step are recorded as it runs, which takes many times as long: of the first samples the shortest counts, and later ones count as half as much again as the average at most.
+  static void add_seconds(Average& average, double seconds);
   using Times = std::array<Average, kMaxDrafts + 1>;  // by depth
   static constexpr size_t kNumSizes = 17;             // of batches: by powers of two
 

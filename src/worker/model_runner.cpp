@@ -322,7 +322,7 @@ void ModelRunner::make_rows(const StepPlan& plan) {
     runs_.push_back({.slot = run.slot, .first_row = num_rows, .num_rows = run.num_rows, .kind = run.kind, .committed = !run.verify()});
     draft_runs_.push_back({.slot = run.slot, .first_row = number, .num_rows = 1, .kind = RowKind::kDecode, .committed = true});
     const int32_t count = sampled_rows(run), places = rows_per_run_ > 0 ? rows_per_run_ : count;
-    if (groups_.back().num_logits + places > plan_.limits.max_logit_rows) {
+    if (groups_.back().num_logits + places > plan_.max_logit_rows) {
       groups_.push_back({.first = number, .first_logits = std::ssize(logit_rows_)});
       num_mask_rows = 0;
     }
@@ -375,7 +375,7 @@ int32_t ModelRunner::candidates_needed(const StepPlan& plan) const {
 
 /// An entry of no sequence, which makes the number of runs one of few.
 void ModelRunner::add_padding(int32_t number, int32_t first_row) {
-  if (groups_.back().num_logits + rows_per_run_ > plan_.limits.max_logit_rows) groups_.push_back({.first = number, .first_logits = std::ssize(logit_rows_)});
+  if (groups_.back().num_logits + rows_per_run_ > plan_.max_logit_rows) groups_.push_back({.first = number, .first_logits = std::ssize(logit_rows_)});
   runs_.push_back({.slot = -1, .first_row = first_row, .num_rows = 0, .kind = RowKind::kDecode, .committed = true});
   draft_runs_.push_back({.slot = -1, .first_row = number, .num_rows = 0, .kind = RowKind::kDecode, .committed = true});
   sample_runs_.push_back({});
@@ -546,7 +546,7 @@ Result<void> ModelRunner::export_logits(const StepPlan& plan) {
   std::vector<Wanted> wanted;
   for (size_t i = 0; i < plan.runs.size(); ++i)
     for (const int32_t row : exported_rows(plan.runs[i])) wanted.push_back({i, row});
-  const auto group_size = static_cast<size_t>(plan_.limits.max_logit_rows);
+  const auto group_size = static_cast<size_t>(plan_.max_logit_rows);
   for (size_t first = 0; first < wanted.size(); first += group_size) {
     const size_t count = std::min(group_size, wanted.size() - first);
     std::vector<int32_t> rows;
@@ -645,8 +645,8 @@ Result<void> ModelRunner::draft(const StepPlan& plan) {
     mtp.in.kernel->enqueue(rows, embedding, input, *mtp.in.packed, x, go);
     layer(mtp.layer, rows, x, 0, memory_.kv.size() - 1, 1, nullptr, 0);
     if (pass == draft_depth_) return {};  // depth 0: nothing is proposed
-    for (int64_t first = 0; first < num_runs(); first += plan_.limits.max_logit_rows) {
-      const int64_t count = std::min<int64_t>(plan_.limits.max_logit_rows, num_runs() - first);
+    for (int64_t first = 0; first < num_runs(); first += plan_.max_logit_rows) {
+      const int64_t count = std::min<int64_t>(plan_.max_logit_rows, num_runs() - first);
       const ops::TensorView own = head(rows, x, mtp.norm_view, last_rows.part(first, count), hidden, !shows_logits);
       if (shares_layers() && !shows_logits) {
         const ops::TensorView keys = step_.own_candidates_of(count, ops::kKeyWords);

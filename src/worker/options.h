@@ -29,7 +29,7 @@ struct WorkerOptions {
   int32_t max_model_len = 0;           // 0: the model's, or as much as fits
   int32_t max_num_seqs = 0;            // 0: 64, or as many as fit
   int32_t max_num_batched_tokens = 0;  // 0: 2048 (CPU: 512)
-  int32_t max_logit_rows = 0;          // 0: one per sequence, but 64 to 1024
+  int32_t max_logit_rows = 0;          // with a place for their logits at once, one verify at least; 0: those of all verifies up to 256, one of each sequence up to 1024, but 64
   int32_t k_max = 4;                   // drafts that a verify may hold
   DraftHead draft_head = DraftHead::kAuto;  // auto: fp8 on NVIDIA cards where it takes a small part of what weights leave
   int32_t num_snapshots = -1;          // stored boundaries kept aside; -1: as many as a share of the memory holds, 0: none

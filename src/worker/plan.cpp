@@ -21,8 +21,9 @@ constexpr int32_t kDefaultMaxNumSeqs = 64;
 constexpr double kDefaultStateShare = 0.4;
 /// Host memory is shared with everything else: without an explicit size the CPU platform keeps its KV cache below this.
 constexpr uint64_t kDefaultCpuKvBytes = 4ull << 30;
-/// Rows of a step with logits, at a MiB or so each: all sequences shall decode together, however many were asked for.
-constexpr int32_t kLeastLogitRows = 64, kMostLogitRows = 1024;
+/// Rows of logits, at a MiB or so each. What a step has beyond them is computed in further groups, and lm_head is read once more for each: all sequences shall decode in one, and
+/// verify their drafts in one where that is not many rows.
+constexpr int32_t kLeastLogitRows = 64, kMostVerifyLogitRows = 256, kMostLogitRows = 1024;
 /// Snapshots for the prefix cache: some per sequence, from at most this share of what the weights leave (on a CPU also below an absolute size).
 constexpr int32_t kDefaultSnapshotsPerSeq = 4, kDefaultLeastSnapshots = 32;
 constexpr double kDefaultSnapshotShare = 0.1;
@@ -252,9 +253,11 @@ class MemoryLayout {
     limits_.num_stages = options_.pp_size;
     limits_.block_bytes = sum(&Sizes::block_bytes);
     limits_.snapshot_bytes = sum(&Sizes::snapshot_bytes);
-    limits_.max_logit_rows = options_.max_logit_rows != 0 ? options_.max_logit_rows : std::clamp(wanted_slots(), kLeastLogitRows, kMostLogitRows);
     limits_.max_model_len = options_.max_model_len != 0 ? options_.max_model_len : static_cast<int32_t>(plan_.config.max_position_embeddings);
-    const int32_t smallest_step = static_cast<int32_t>(ops::kGrid) + wanted_slots() * (options_.k_max + 1);
+    const int32_t verify_rows = options_.k_max + 1;  // of one sequence, whose rows stay together
+    const int32_t wanted_rows = std::clamp(wanted_slots(), std::min(wanted_slots() * verify_rows, kMostVerifyLogitRows), kMostLogitRows);
+    plan_.max_logit_rows = std::max(options_.max_logit_rows != 0 ? options_.max_logit_rows : std::max(wanted_rows, kLeastLogitRows), verify_rows);
+    const int32_t smallest_step = static_cast<int32_t>(ops::kGrid) + wanted_slots() * verify_rows;
     limits_.max_rows = std::max(options_.max_num_batched_tokens != 0 ? options_.max_num_batched_tokens : on_cpu() ? 512 : 2048, smallest_step);
     if (options_.max_num_batched_tokens != 0 && limits_.max_rows != options_.max_num_batched_tokens)
       plan_.notes.push_back(fmt::format("max_num_batched_tokens raised from {} to {}: one prompt chunk of 64 and a verify of every sequence must fit a step",
@@ -530,7 +533,7 @@ ops::CollectiveOptions ExecutionPlan::collective_options() const {
   ops::CollectiveOptions collective = options.collective;
   const auto step_bytes = static_cast<size_t>(limits.max_rows * config.hidden_size) * dtype_size(activation);
   collective.max_message_bytes = std::min(collective.max_message_bytes, std::max(step_bytes, kLeast));
-  const auto logits_bytes = static_cast<size_t>(limits.max_logit_rows * config.vocab_size) * sizeof(float);
+  const auto logits_bytes = static_cast<size_t>(max_logit_rows * config.vocab_size) * sizeof(float);
   collective.longest_message_bytes = std::min(collective.longest_message_bytes, std::max(step_bytes, options.tp_size > 1 ? logits_bytes : 0));
   // Ranks on a CPU compute for seconds where a card takes milliseconds, and perhaps share their cores with others.
   if (traits.platform == ops::Platform::kCpu) collective.deadline *= 6;

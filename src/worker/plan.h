@@ -94,6 +94,7 @@ struct ExecutionPlan {
   std::vector<SchemeTotal> schemes;
   MemoryPlan memory;                   // of the rank with the least to spare
   WorkerLimits limits;                 // what every rank has room for
+  int32_t max_logit_rows = 0;          // rows whose logits have a place at once: a step with more of them computes them group by group
   double decode_bytes_per_token = 0;   // read from memory for one token at 1k context, one sequence; of several ranks what is read one after the other
   double expected_decode_tokens_per_second = 0;
   bool fits = false;

@@ -47,7 +47,7 @@ Result<RankMemory> RankMemory::allocate(const ExecutionPlan& plan, const RankPla
   RankMemory memory;
   ASSIGN_OR_RETURN(memory.sequences, SequenceMemory::allocate(plan, rank, sizes, device, stream));
   ASSIGN_OR_RETURN(memory.host, HostStore::allocate(plan, sizes, device));
-  const size_t workspace = kernels.workspace_bytes(std::max(plan.limits.max_rows, plan.limits.max_logit_rows));
+  const size_t workspace = kernels.workspace_bytes(std::max(plan.limits.max_rows, plan.max_logit_rows));
   ASSIGN_OR_RETURN(memory.step, StepMemory::allocate(plan, rank, sizes, std::max(workspace, kLeastKernelWorkspaceBytes), device));
   for (StepStaging& staging : memory.staging) {
     ASSIGN_OR_RETURN(staging, StepStaging::allocate(memory.step, device));

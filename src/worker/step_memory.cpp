@@ -75,14 +75,14 @@ Result<StepMemory> StepMemory::allocate(const ExecutionPlan& plan, const RankPla
     m.drafts = table(m.results, layout.drafts, runs);
   }
   if (rank.shard.tp_size > 1) {
-    ASSIGN_OR_RETURN(m.own_logits, m.tensor(device, "logits", DType::kF32, {limits.max_logit_rows, rank.shard.vocab.size()}));
-    const int64_t words = std::max<int64_t>(limits.max_logit_rows * ops::candidate_words(ops::kMaxCandidates), 64);
+    ASSIGN_OR_RETURN(m.own_logits, m.tensor(device, "logits", DType::kF32, {plan.max_logit_rows, rank.shard.vocab.size()}));
+    const int64_t words = std::max<int64_t>(plan.max_logit_rows * ops::candidate_words(ops::kMaxCandidates), 64);
     ASSIGN_OR_RETURN(m.own_candidates, m.tensor(device, "candidates", DType::kI32, {words}));
     ASSIGN_OR_RETURN(m.candidates, m.tensor(device, "candidates", DType::kI32, {words * rank.shard.tp_size}));
   }
-  ASSIGN_OR_RETURN(m.logits, m.tensor(device, "logits", DType::kF32, {limits.max_logit_rows, c.vocab_size}));
-  ASSIGN_OR_RETURN(m.exported_rows, m.tensor(device, "exported rows", DType::kI32, {limits.max_logit_rows}));
-  ASSIGN_OR_RETURN(m.masks, m.tensor(device, "grammar masks", DType::kI32, {limits.max_logit_rows, ceil_div(c.vocab_size, 32)}));
+  ASSIGN_OR_RETURN(m.logits, m.tensor(device, "logits", DType::kF32, {plan.max_logit_rows, c.vocab_size}));
+  ASSIGN_OR_RETURN(m.exported_rows, m.tensor(device, "exported rows", DType::kI32, {plan.max_logit_rows}));
+  ASSIGN_OR_RETURN(m.masks, m.tensor(device, "grammar masks", DType::kI32, {plan.max_logit_rows, ceil_div(c.vocab_size, 32)}));
   m.sampled.tokens = table(m.results, layout.tokens, runs);
   m.sampled.tokens.shape = Shape{runs, per_run};
   m.sampled.num_tokens = table(m.results, layout.num_tokens, runs);

@@ -19,7 +19,6 @@ struct WorkerLimits {
   uint64_t snapshot_bytes = 0;   // of one snapshot
   int32_t max_model_len = 0;     // tokens of prompt and output
   int32_t max_rows = 0;          // rows of one step
-  int32_t max_logit_rows = 0;    // rows of one step whose logits are computed
   int32_t vocab_size = 0;
   int32_t k_max = 0;             // drafts of one verify
   bool has_mtp = false;

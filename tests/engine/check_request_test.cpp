@@ -97,14 +97,5 @@ TEST(CheckRequest, HasTheLimitsOfTheSamplersTables) {
   EXPECT_EQ(refusal(more).field, "prompt_logprobs");
 }
 
-TEST(CheckRequest, SaysWhenTheDeviceCannotReturnPromptLogprobs) {
-  worker::WorkerLimits limits = small_limits();
-  limits.max_logit_rows = 63;
-  GenerationRequest request = make_request({1}, 5);
-  EXPECT_OK(check_request(request, limits));
-  request.prompt_logprobs = 0;
-  EXPECT_EQ(refusal(request, limits).code, ErrorCode::kUnsupported);
-}
-
 }  // namespace
 }  // namespace quern::engine

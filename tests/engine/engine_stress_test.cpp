@@ -138,7 +138,7 @@ void walk_at_random(uint64_t seed, int32_t num_ops, const EngineSetup& setup) {
 EngineSetup tight(int32_t steps_in_flight, bool own_thread, SpeculationMethod speculation = SpeculationMethod::kNone, bool cached = false, bool host = false,
                   int32_t num_stages = 1) {
   EngineSetup setup;
-  setup.limits = {.num_slots = 5, .num_blocks = 7, .max_model_len = 1024, .max_rows = 80, .max_logit_rows = 64, .vocab_size = 211};
+  setup.limits = {.num_slots = 5, .num_blocks = 7, .max_model_len = 1024, .max_rows = 80, .vocab_size = 211};
   setup.options = {.max_queue_len = 12, .steps_in_flight = steps_in_flight};
   setup.workers = {.own_thread = own_thread, .max_delay_us = 5, .max_steps_in_flight = steps_in_flight};
   with_features(setup, speculation, cached, host);

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <iostream>
 #include <map>
+#include <span>
 #include <thread>
 
 #include "base/hash.h"
@@ -311,6 +312,68 @@ TEST_F(Equality, OfStagesInProcesses) {
                            Cell{.cut = 0, .drafts = kDrafts[5], .preempted = Preempted::kRecomputed, .ranks = {1, 3, true}}})
     go_through(cell, counters);
   expect_that_it_happened(counters);
+}
+
+/// Token t may come at place n where t + n is no multiple of three.
+class TwoOfThree final : public TokenConstraint {
+ public:
+  bool fill_mask(std::span<uint32_t> mask) override {
+    for (int32_t t = 0; t <= kPoison; ++t)
+      if ((t + num_tokens_) % 3 != 0) mask[static_cast<size_t>(t / 32)] |= 1u << t % 32;
+    return true;
+  }
+  bool accept(int32_t token) override { return (token + num_tokens_++) % 3 != 0; }
+  void rollback(int32_t num_tokens) override { num_tokens_ -= num_tokens; }
+  [[nodiscard]] bool finished() const override { return false; }
+
+ private:
+  int32_t num_tokens_ = 0;
+};
+
+/// Thirteen at once with up to five rows each, where there is a place for the logits of five to seven rows: samples, verifies, masks and log-probabilities of outputs and prompts go in
+/// groups, on one device, on several that share the vocabulary, in stages and in processes.
+TEST_F(Equality, OfMoreRowsThanHaveAPlaceForTheirLogits) {
+  const auto make = [](int32_t i) {
+    GenerationRequest request = make_text(i, false);
+    request.max_tokens = 50;
+    if (i % 3 == 1) request.prompt_logprobs = i % 4;
+    if (i % 3 == 2) request.constraint = std::make_unique<TwoOfThree>();
+    return request;
+  };
+  const auto start = [](const Ranks& ranks, const Drafts& drafts, int32_t logit_rows, int32_t steps_in_flight) {
+    RealEngineSetup setup = base_setup(ranks);
+    setup.worker.max_logit_rows = logit_rows;
+    setup.engine.steps_in_flight = steps_in_flight;
+    setup.engine.prefix_cache.enabled = false;
+    setup.engine.speculation = {.method = drafts.method, .num_speculative_tokens = drafts.num_tokens, .prompt_lookup_min = 1, .prompt_lookup_max = 3, .adaptive = false};
+    return start_real_engine(setup);
+  };
+  std::map<int32_t, std::vector<Text>> alone;  // by tp_size
+  for (const int32_t tp_size : {1, 2}) {
+    const auto engine = start({.tp_size = tp_size}, kDrafts[0], 512, 1);
+    for (int32_t i = 0; i < kNumTexts; ++i) alone[tp_size].push_back(read_outcome(**engine->submit(make(i))).text);
+  }
+  struct Case {
+    Ranks ranks;
+    Drafts drafts;
+    int32_t logit_rows;
+  };
+  for (const Case& c : {Case{{1, 1}, kDrafts[5], 5}, Case{{1, 1}, kDrafts[4], 7}, Case{{1, 1}, kDrafts[1], 6}, Case{{1, 1}, kDrafts[0], 5}, Case{{2, 1}, kDrafts[5], 7}, Case{{1, 2}, kDrafts[5], 6},
+                        Case{{2, 2}, kDrafts[3], 5}, Case{{1, 2, true}, kDrafts[5], 7}, Case{{2, 2, true}, kDrafts[1], 6}}) {
+    SCOPED_TRACE(fmt::format("tp {}, pp {}{}, drafts {}, {} rows of logits", c.ranks.tp_size, c.ranks.pp_size, c.ranks.processes ? " in processes" : "", c.drafts.name, c.logit_rows));
+    const auto engine = start(c.ranks, c.drafts, c.logit_rows, 2);
+    std::vector<std::unique_ptr<RequestStream>> streams;
+    for (int32_t i = 0; i < kNumTexts; ++i) streams.push_back(std::move(*engine->submit(make(i))));
+    for (int32_t i = 0; i < kNumTexts; ++i) {
+      const Outcome outcome = read_outcome(*streams[static_cast<size_t>(i)]);
+      EXPECT_FALSE(outcome.finish.error.has_value()) << outcome.finish.error->message;
+      const Text& expected = alone[c.ranks.tp_size][static_cast<size_t>(i)];
+      EXPECT_TRUE(outcome.text == expected) << "text " << i << ": they differ at " << difference(expected, outcome.text);
+    }
+    if (c.drafts.num_tokens > 0) {
+      EXPECT_GT(settled(*engine).speculation.num_accepted_tokens, 0u);
+    }
+  }
 }
 
 TEST_F(Equality, DISABLED_OfTheWholeProduct) {

@@ -195,20 +195,18 @@ void FakeWorkers::check(const StepPlan& plan) {
   }
 
   StepInFlight in_flight;
-  int32_t num_rows = 0, num_logit_rows = 0;
+  int32_t num_rows = 0;
   bool decodes = false, masks = false;
   for (size_t i = 0; i < plan.runs.size(); ++i) {
     const StepRun& run = plan.runs[i];
     if (run.verify()) in_flight.verifies.push_back({i, run.slot, run.num_rows, planned_[static_cast<size_t>(run.slot)].owner});
     check_run(run, in_flight);
     num_rows += run.num_rows;
-    num_logit_rows += run.want == Want::kNothing ? 0 : run.want == Want::kSample && !run.verify() ? 1 : run.num_rows;
     expect(run.kind == RowKind::kDecode || !decodes, "a P run after a D run");
     decodes |= run.kind == RowKind::kDecode;
     masks |= run.mask_pending;
   }
   expect(num_rows <= limits_.max_rows, fmt::format("{} rows in a step", num_rows));
-  expect(num_logit_rows <= limits_.max_logit_rows, fmt::format("{} logit rows in a step", num_logit_rows));
   for (const int32_t slot : cleared) expect(in_flight.slots.contains(slot), "a slot is prepared but not used");
   if (masks) masks_awaited_.insert(plan.step);
   in_flight_.push_back(std::move(in_flight));

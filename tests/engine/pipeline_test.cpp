@@ -32,7 +32,6 @@ class Pipeline {
                     .num_blocks = 100'000,
                     .max_model_len = 100'000,
                     .max_rows = max_rows,
-                    .max_logit_rows = 256,
                     .vocab_size = 211,
                     .num_stages = num_stages},
                    {.max_num_seqs = num_slots, .max_num_batched_tokens = max_rows, .max_steps_in_flight = num_stages + 1, .num_micro_batches = num_stages}),
@@ -255,7 +254,7 @@ TEST(PipelineSchedule, MixesPromptsIntoTheStepsOfDecodes) {
 /// needs 0.15 ms from a result to the next step, where it is not ahead. How long `total` requests take, of which `users` are there at a time.
 double modelled_seconds(int32_t num_stages, int32_t users, int32_t total, int32_t prompt_tokens, int32_t max_tokens) {
   constexpr double kWeights = 8.2e-3, kRow = 1e-4, kHost = 1.5e-4;
-  Scheduler scheduler({.num_slots = 64, .num_blocks = 200'000, .max_model_len = 100'000, .max_rows = 2048, .max_logit_rows = 256, .vocab_size = 211, .num_stages = num_stages},
+  Scheduler scheduler({.num_slots = 64, .num_blocks = 200'000, .max_model_len = 100'000, .max_rows = 2048, .vocab_size = 211, .num_stages = num_stages},
                       {.max_num_seqs = 64,
                        .max_num_batched_tokens = 2048,
                        .max_steps_in_flight = num_stages == 1 ? 2 : num_stages + 1,

@@ -119,10 +119,11 @@ Outcome read_outcome(RequestStream& stream) {
   for (;;) {
     TokenEvent event = stream.next();
     outcome.text.tokens.insert(outcome.text.tokens.end(), event.tokens.begin(), event.tokens.end());
-    for (const TokenLogprobs& logprobs : event.logprobs) {
-      outcome.text.logprobs.push_back(std::bit_cast<uint32_t>(logprobs.chosen));
-      for (const auto& [id, value] : logprobs.top) outcome.text.logprobs.push_back(std::bit_cast<uint32_t>(value) ^ static_cast<uint32_t>(id));
-    }
+    for (const auto* list : {&event.prompt_logprobs, &event.logprobs})
+      for (const TokenLogprobs& logprobs : *list) {
+        outcome.text.logprobs.push_back(std::bit_cast<uint32_t>(logprobs.chosen));
+        for (const auto& [id, value] : logprobs.top) outcome.text.logprobs.push_back(std::bit_cast<uint32_t>(value) ^ static_cast<uint32_t>(id));
+      }
     if (!event.finish) continue;
     outcome.finish = *std::move(event.finish);
     return outcome;

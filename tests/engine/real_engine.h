@@ -27,7 +27,7 @@ struct RealEngineSetup {
 /// An engine on the CPU. Prints which candidates compute it, once for every set of them.
 std::unique_ptr<Engine> start_real_engine(RealEngineSetup setup);
 
-/// What a request gave: the tokens, and the bits of their log-probabilities.
+/// What a request gave: the tokens, and the bits of the log-probabilities of its prompt and of them.
 struct Text {
   std::vector<int32_t> tokens;
   std::vector<uint32_t> logprobs;

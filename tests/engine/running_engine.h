@@ -12,7 +12,7 @@ namespace quern::engine::testing {
 
 /// Small enough that a few requests meet every limit.
 inline worker::WorkerLimits small_limits() {
-  return {.num_slots = 4, .num_blocks = 40, .max_model_len = 1024, .max_rows = 192, .max_logit_rows = 128, .vocab_size = 211};
+  return {.num_slots = 4, .num_blocks = 40, .max_model_len = 1024, .max_rows = 192, .vocab_size = 211};
 }
 
 /// `num_tokens` tokens that depend on `seed`.

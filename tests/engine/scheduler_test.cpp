@@ -11,6 +11,7 @@
 namespace quern::engine {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using testing::make_prompt;
@@ -21,14 +22,15 @@ using worker::Want;
 /// A scheduler whose steps are carried out by hand: every sampled token is 1.
 class Schedule {
  public:
-  Schedule(int32_t num_slots, int32_t num_blocks, int32_t max_rows, int32_t max_logit_rows = 64)
+  Schedule(int32_t num_slots, int32_t num_blocks, int32_t max_rows, const SpeculationOptions& speculation = {.method = SpeculationMethod::kNone})
       : scheduler_({.num_slots = num_slots,
                     .num_blocks = num_blocks,
                     .max_model_len = 100000,
                     .max_rows = max_rows,
-                    .max_logit_rows = max_logit_rows,
-                    .vocab_size = 211},
-                   {.max_num_seqs = num_slots, .max_num_batched_tokens = max_rows}) {}
+                    .vocab_size = 211,
+                    .k_max = 4,
+                    .has_mtp = true},
+                   {.max_num_seqs = num_slots, .max_num_batched_tokens = max_rows}, {}, speculation) {}
 
   Sequence& add(int32_t prompt_tokens, int32_t max_tokens, int32_t priority = 0, int32_t prompt_logprobs = -1) {
     auto sequence = std::make_unique<Sequence>();
@@ -69,6 +71,13 @@ class Schedule {
     worker::StepPlan copy = *planned;
     while (!in_flight_.empty()) finish_step();
     return copy;
+  }
+  /// As step(), and what PlannedStep::decode_depth said.
+  int32_t depth_of_next() {
+    plan();
+    const int32_t depth = in_flight_.back().decode_depth;
+    while (!in_flight_.empty()) finish_step();
+    return depth;
   }
   /// Steps until a sequence was preempted, always leaving `in_flight` steps unfinished.
   void run_until_preemption(size_t in_flight = 0) {
@@ -291,33 +300,40 @@ TEST(Scheduler, TakesAFinishedSequenceOutAtOnceAndItsMemoryWithTheLastStepThatNa
   EXPECT_NE(schedule.plan(), nullptr);
 }
 
-TEST(Scheduler, CutsPromptsWithLogprobsToTheLogitRowsOfAStep) {
-  Schedule schedule(2, 16, 256, 64);
-  schedule.add(100, 1, 0, 3);
+TEST(Scheduler, CutsPromptsWithLogprobsSoThatOthersDoNotWaitLong) {
+  Schedule schedule(3, 16, 512);
+  schedule.add(10, 9);
+  schedule.step();
+  schedule.add(250, 1, 0, 3);
+  schedule.add(200, 1);
   const worker::StepPlan first = schedule.step();
-  EXPECT_THAT(describe(first), ElementsAre("P64@0 logprobs"));
-  EXPECT_EQ(first.runs[0].following_token, make_prompt(100, 0)[64]);
-  EXPECT_THAT(describe(schedule.step()), ElementsAre("P36@64 logprobs+sample"));
+  EXPECT_THAT(describe(first), ElementsAre("P128@0 logprobs", "P200@0 sample", "D1 sample"));
+  EXPECT_EQ(first.runs[0].following_token, make_prompt(250, 1)[128]);
+  EXPECT_THAT(describe(schedule.step()), ElementsAre("P122@128 logprobs+sample", "D1 sample"));
 }
 
-TEST(Scheduler, LetsDecodesWaitForAPromptThatNeedsAllLogitRows) {
-  Schedule schedule(2, 16, 256, 64);
-  schedule.add(10, 4);
-  schedule.step();
-  schedule.add(100, 1, 0, 3);
-  EXPECT_THAT(describe(schedule.step()), ElementsAre("D1 sample"));  // admitted after the decodes were planned, and 63 rows are too few
-  EXPECT_THAT(describe(schedule.step()), ElementsAre("P64@0 logprobs"));
-  EXPECT_THAT(describe(schedule.step()), ElementsAre("P36@64 logprobs+sample", "D1 sample"));
+TEST(Scheduler, MakesDraftsForAsManySequencesAsAStepHasRowsFor) {
+  for (const int32_t num_sequences : {1, 32, 64, 256, 400}) {
+    Schedule schedule(num_sequences, 4 * num_sequences, 2048, {.method = SpeculationMethod::kMtp, .num_speculative_tokens = 3, .adaptive = false});
+    for (int32_t i = 0; i < num_sequences; ++i) schedule.add(1, 100);
+    schedule.step();
+    const worker::StepPlan verifies = schedule.step();
+    EXPECT_EQ(std::ssize(verifies.runs), num_sequences);
+    for (const StepRun& run : verifies.runs) EXPECT_EQ(run.num_rows, 4);
+  }
 }
 
-TEST(Scheduler, KeepsAPromptsEndForAStepThatCanSampleIt) {
-  Schedule schedule(3, 16, 256, 2);
-  schedule.add(10, 9);
-  schedule.add(10, 9);
-  schedule.step();
-  schedule.add(100, 9);
-  EXPECT_THAT(describe(schedule.step()), ElementsAre("P64@0", "D1 sample", "D1 sample"));
-  EXPECT_THAT(describe(schedule.step()), ElementsAre("D1 sample", "D1 sample"));
+TEST(Scheduler, MeasuresStepsOfManySequencesOfWhichSomeAreNearTheirEnd) {
+  Schedule schedule(10, 64, 2048, {.method = SpeculationMethod::kMtp, .num_speculative_tokens = 3, .adaptive = false});
+  for (const int32_t max_tokens : {100, 100, 100, 100, 100, 100, 9, 9}) schedule.add(1, max_tokens);
+  EXPECT_EQ(schedule.depth_of_next(), -1) << "prompts";
+  EXPECT_EQ(schedule.depth_of_next(), 3);
+  std::vector<int32_t> depths;
+  while (schedule->num_running() == 8) depths.push_back(schedule.depth_of_next());
+  EXPECT_THAT(depths, Each(3)) << "two of eight verify fewer";
+  for (int32_t i = 0; i < 4; ++i) schedule.add(1, 3);
+  schedule.depth_of_next();
+  EXPECT_EQ(schedule.depth_of_next(), -1) << "four of ten";
 }
 
 TEST(Scheduler, StopsReportingPromptLogprobsAfterThePromptWasDone) {

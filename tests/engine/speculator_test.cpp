@@ -1,5 +1,7 @@
 #include "engine/speculator.h"
 
+#include <map>
+
 #include "support/test_support.h"
 
 namespace quern::engine {
@@ -44,6 +46,22 @@ TEST(Speculator, LearnsForEachSizeOfBatch) {
   EXPECT_EQ(settle(speculator, 0.02, 0.6, 1), 4);
   EXPECT_LT(settle(speculator, 0.9, 0.6, 16), 2);
   EXPECT_EQ(settle(speculator, 0.02, 0.6, 1), 4);
+}
+
+TEST(Speculator, IsNotMisledByStepsThatWereRecordedAsTheyRan) {
+  for (const int32_t num_sequences : {1, 64}) {
+    Speculator speculator({.num_speculative_tokens = 4}, limits());
+    SplitMix64 random(3);
+    std::map<int32_t, int32_t> num_steps;
+    for (int32_t i = 0; i < 200; ++i) {
+      const int32_t depth = speculator.choose_depth(num_sequences, 4);
+      const bool first = num_steps[depth]++ == 0;
+      const bool recorded = depth == 0 && (first || random.next() % 32 == 0);
+      speculator.observe_step(num_sequences, depth, recorded ? 5 : 0.02 + 0.02 * depth);  // a draft costs as much as a token
+      if (depth > 0) speculator.observe_verify(depth, 0, false);
+    }
+    EXPECT_GT(num_steps[0], 150) << num_sequences;
+  }
 }
 
 TEST(Speculator, KeepsWithinWhatAStepCanVerify) {

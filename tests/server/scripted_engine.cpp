@@ -104,7 +104,6 @@ ScriptedEngine::ScriptedEngine(Writer writer)
   limits_.num_blocks = 4096;
   limits_.max_model_len = 4096;
   limits_.max_rows = 2048;
-  limits_.max_logit_rows = 64;
   limits_.vocab_size = 151936;
   stats_.num_blocks = stats_.num_free_blocks = limits_.num_blocks;
   stats_.num_slots = stats_.num_free_slots = limits_.num_slots;

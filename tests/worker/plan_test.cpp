@@ -191,9 +191,19 @@ TEST(Plan, LetsAllSequencesThatHaveAPlaceDecodeInOneStep) {
     const auto plan = plan_27b("config.fp8.json", "h200", options);
     ASSERT_OK(plan);
     EXPECT_LE(plan->limits.num_slots, wanted > 0 ? wanted : 64);
-    EXPECT_GE(plan->limits.max_logit_rows, plan->limits.num_slots) << wanted;
+    EXPECT_GE(plan->max_logit_rows, plan->limits.num_slots) << wanted;
+    EXPECT_GE(plan->max_logit_rows, std::min(plan->limits.num_slots * (plan->limits.k_max + 1), 256)) << "the verifies of a usual number of sequences are one group";
     EXPECT_GE(plan->limits.max_rows, plan->limits.num_slots + 64) << wanted;
   }
+}
+
+TEST(Plan, HasAPlaceForTheLogitsOfAVerifyHoweverFewAreAskedFor) {
+  WorkerOptions options;
+  options.max_logit_rows = 1;
+  options.k_max = 7;
+  const auto plan = plan_27b("config.fp8.json", "h200", options);
+  ASSERT_OK(plan);
+  EXPECT_EQ(plan->max_logit_rows, 8);
 }
 
 TEST(Plan, RefusesOptionsThatContradictTheModelAllAtOnce) {

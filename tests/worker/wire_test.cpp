@@ -152,7 +152,7 @@ TEST(Wire, RefusesWhatHasChangedOnTheWay) {
 /// What a broken sender would make: changed bytes under the right checksum. They are a message or an error; as steps they are refused where they name what there is not.
 TEST(Wire, IsNotBrokenByBytesOfABrokenSender) {
   constexpr size_t kHeader = 24;
-  const WorkerLimits limits{.num_slots = 4, .num_blocks = 8, .num_snapshots = 2, .max_model_len = 256, .max_rows = 64, .max_logit_rows = 8, .vocab_size = 100, .k_max = 2};
+  const WorkerLimits limits{.num_slots = 4, .num_blocks = 8, .num_snapshots = 2, .max_model_len = 256, .max_rows = 64, .vocab_size = 100, .k_max = 2};
   Maker maker(4);
   SplitMix64 random(5);
   int32_t num_read = 0, num_refused = 0, num_steps_refused = 0;
@@ -188,7 +188,7 @@ TEST(Wire, SaysThatAnotherVersionIsAnotherLanguage) {
 }
 
 TEST(Wire, RefusesStepsThatNameWhatThereIsNot) {
-  const WorkerLimits limits{.num_slots = 4, .num_blocks = 8, .num_snapshots = 2, .num_host_blocks = 3, .max_model_len = 256, .max_rows = 64, .max_logit_rows = 8, .vocab_size = 100, .k_max = 2};
+  const WorkerLimits limits{.num_slots = 4, .num_blocks = 8, .num_snapshots = 2, .num_host_blocks = 3, .max_model_len = 256, .max_rows = 64, .vocab_size = 100, .k_max = 2};
   const StepRun sound{.slot = 1, .kind = RowKind::kPrompt, .num_rows = 2, .tokens = {1, 99}};
   const auto with = [&](auto&& change) {
     SentStep step{.plan = {.step = 1, .state_ops = {{.kind = StateOp::Kind::kRestore, .slot = 1, .snapshot = 1, .boundary = 64}},
