@@ -26,10 +26,10 @@ std::string text_of(const std::optional<T>& value) { return value ? fmt::format(
 /// What has to be the same in all processes for their plans to be. Every member of the options stands in the binding: one that is added does not compile until it is here, too.
 Facts facts_of(const WorkerOptions& options, std::string_view build, uint64_t checkpoint) {
   const auto& [model_dir, device, load, dtype, kv_cache_dtype, max_model_len, max_num_seqs, max_num_batched_tokens, max_logit_rows, k_max, draft_head, num_snapshots, host_cache_bytes, memory_utilization,
-               kv_cache_memory_bytes, tp_size, pp_size, collective, collective_timeout, step_timeout, wrap_stream, quantize_activations, enforce_eager, num_threads, kernels] = options;
+               kv_cache_memory_bytes, tp_size, pp_size, collective, collective_timeout, step_timeout, wrap_stream, quantize_activations, enforce_eager, max_recorded_steps, num_threads, kernels] = options;
   const auto& [format, quantize_fp8, with_mtp, strict, dummy_seed] = load;
   static_cast<void>(model_dir), static_cast<void>(device), static_cast<void>(num_threads);  // each host's own
-  static_cast<void>(strict), static_cast<void>(wrap_stream);                                // refuses, or changes nothing; for tests
+  static_cast<void>(strict), static_cast<void>(wrap_stream), static_cast<void>(max_recorded_steps);  // refuses, or changes nothing; for tests; of each device
   std::string chosen;
   for (const auto& [op, candidate] : kernels) chosen += fmt::format("{}{}={}", chosen.empty() ? "" : ",", op, candidate);
   return {{"quern", std::string(build)},

@@ -67,6 +67,7 @@ std::span<T> entries(const ops::Buffer& image, const StepLayout::Table& table) {
 Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const ExecutionPlan& plan, size_t rank_number, weights::WeightSource& source, const Setup& setup) {
   std::unique_ptr<ModelRunner> runner(new ModelRunner(plan, rank_number, setup.links));
   const RankPlan& rank = runner->rank_;
+  CHECK(plan.options.max_recorded_steps > static_cast<int32_t>(kMaxInFlight));
   CHECK((setup.links.stage != nullptr) == (rank.shard.tp_size > 1));
   CHECK((setup.links.pipeline != nullptr) + (setup.links.processes != nullptr) == (rank.shard.pp_size > 1 ? 1 : 0));
   for (const RankPlan& other : plan.ranks)
@@ -429,7 +430,7 @@ Result<void> ModelRunner::replay_or_enqueue(const StepPlan& plan, const std::fun
   const bool masked = std::any_of(plan.runs.begin(), plan.runs.end(), [](const StepRun& run) { return run.mask_pending; });
   if (rows_per_run_ == 0 || masked || plan_.options.enforce_eager) return enqueue_step(plan, masks);
   const GraphKey key{.num_runs = static_cast<int32_t>(num_runs()), .rows_per_run = rows_per_run_, .num_passes = fills_mtp_ ? 1 + draft_depth_ : 0, .num_candidates = num_candidates_};
-  std::unique_ptr<ops::Graph>& graph = graphs_[key];
+  std::unique_ptr<ops::Graph>& graph = recorded(key);
   if (graph == nullptr) {
     stream_->begin_recording();
     const Result<void> recorded = enqueue_step(plan, masks);
@@ -439,6 +440,16 @@ Result<void> ModelRunner::replay_or_enqueue(const StepPlan& plan, const std::fun
   }
   stream_->replay(*graph);
   return {};
+}
+
+std::unique_ptr<ops::Graph>& ModelRunner::recorded(const GraphKey& key) {
+  RecordedStep& step = recorded_[key];
+  step.last_used = num_submitted_;
+  if (std::ssize(recorded_) > plan_.options.max_recorded_steps) {  // of more than may be in flight, the oldest is in none
+    const auto oldest = std::min_element(recorded_.begin(), recorded_.end(), [](const auto& a, const auto& b) { return a.second.last_used < b.second.last_used; });
+    recorded_.erase(oldest);
+  }
+  return step.graph;
 }
 
 void ModelRunner::add_up(const ops::TensorView& x) {

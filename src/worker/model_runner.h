@@ -83,6 +83,10 @@ class ModelRunner {
     int32_t num_runs = 0, rows_per_run = 0, num_passes = 0, num_candidates = 0;
     auto operator<=>(const GraphKey&) const = default;
   };
+  struct RecordedStep {
+    std::unique_ptr<ops::Graph> graph;
+    uint64_t last_used = 0;  // the number of the step
+  };
   /// Runs [first, first + count) of a step, whose logits fit at once.
   struct SampleGroup {
     int64_t first = 0, count = 0, first_logits = 0, num_logits = 0;
@@ -98,6 +102,8 @@ class ModelRunner {
   void write_inputs(const StepPlan& plan);
   Result<void> compute(const StepPlan& plan, const std::function<StepMasks()>& masks);
   Result<void> replay_or_enqueue(const StepPlan& plan, const std::function<StepMasks()>& masks);
+  /// The step as it was recorded; null where it has not been. Makes room for it where as many as may be are recorded.
+  std::unique_ptr<ops::Graph>& recorded(const GraphKey& key);
   Result<void> enqueue_step(const StepPlan& plan, const std::function<StepMasks()>& masks);
   void layer(const LoadedLayer& layer, const ops::Rows& rows, const ops::TensorView& x, size_t gdn_index, size_t kv_index, int32_t first_index,
              ActivationRanges* ranges, size_t index);
@@ -149,7 +155,7 @@ class ModelRunner {
   StepLayout layout_;
   std::vector<int32_t> num_logprobs_;  // of each slot, as last given
   std::vector<std::array<int32_t, 2>> candidates_needed_;  // likewise: by its rows, and by those of verifies in which drafts count as accepted
-  std::map<GraphKey, std::unique_ptr<ops::Graph>> graphs_;
+  std::map<GraphKey, RecordedStep> recorded_;
   std::array<StepStaging, kMaxInFlight> staging_;
   std::array<StageRows, kMaxInFlight> arriving_, leaving_;  // from and to stages in other processes
   uint64_t num_submitted_ = 0;

@@ -19,6 +19,9 @@ enum class ModelDType : uint8_t { kAuto, kBFloat16, kFloat32 };
 enum class DraftHead : uint8_t { kAuto, kFp8, kModel };
 enum class KvCacheDType : uint8_t { kAuto, kBFloat16, kFp8 };
 
+/// So many kinds of step are kept recorded: device memory that is planned with what the driver takes.
+inline constexpr int32_t kMaxRecordedSteps = 96;
+
 /// Everything that decides how a model runs; the same values give the same plan.
 struct WorkerOptions {
   std::filesystem::path model_dir;
@@ -43,6 +46,7 @@ struct WorkerOptions {
   std::function<std::unique_ptr<ops::Stream>(std::unique_ptr<ops::Stream>)> wrap_stream = {};  // for tests of faults: what the stream of each rank's steps is replaced by
   bool quantize_activations = true;    // where the device multiplies FP8 by FP8
   bool enforce_eager = false;          // launches are not recorded and replayed
+  int32_t max_recorded_steps = kMaxRecordedSteps;  // 5 at least; of more kinds of step the one that has not been used for longest is recorded anew when it comes again
   int32_t num_threads = 0;             // CPU, of each rank: 0 = one per core, shared out among the ranks
   std::map<std::string, std::string, std::less<>> kernels;  // op -> candidate that must be used
 };

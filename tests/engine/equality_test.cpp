@@ -343,6 +343,7 @@ TEST_F(Equality, OfMoreRowsThanHaveAPlaceForTheirLogits) {
   const auto start = [](const Ranks& ranks, const Drafts& drafts, int32_t logit_rows, int32_t steps_in_flight) {
     RealEngineSetup setup = base_setup(ranks);
     setup.worker.max_logit_rows = logit_rows;
+    setup.worker.max_recorded_steps = logit_rows;  // most kinds of step come again when they are recorded no more
     setup.engine.steps_in_flight = steps_in_flight;
     setup.engine.prefix_cache.enabled = false;
     setup.engine.speculation = {.method = drafts.method, .num_speculative_tokens = drafts.num_tokens, .prompt_lookup_min = 1, .prompt_lookup_max = 3, .adaptive = false};
