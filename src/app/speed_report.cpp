@@ -40,7 +40,8 @@ void print_terms(const CardSpeed::Stage& stage, const worker::SpeedAssumptions& 
   };
   pair("linear layers", terms.weight_read, terms.weight_issue, work.weight_bytes, fmt::format("{:.2f} G instructions at {:.0f} G/s", work.weight_slots / 1e9, stage.card.issue_rate / 1e9));
   pair("states, rings, keys", terms.mixer_read, terms.mixer_issue, work.mixer_bytes,
-       fmt::format("{:.2f} G products at {} of {:.0f} G/s", (work.attention_products + work.gdn_products) / 1e9, assumed.mixer_share, 16 * stage.card.issue_rate / 1e9));
+       fmt::format("{:.3f} G instructions of GDN and {:.3f} G of attention at {} of {:.0f} G/s, where they occupy all engines", (work.gdn_slots + work.gdn_walk_slots) / 1e9, work.attention_slots / 1e9,
+                   assumed.mixer_share, stage.card.issue_rate / 1e9));
   row("launches", terms.launches, fmt::format("{} of {:.0f} us", work.launches, assumed.launch_seconds * 1e6));
   if (work.all_reduces > 0)
     row("all-reduces", terms.all_reduces, fmt::format("{} of {:.0f} us, or {:.1f} KiB at {:.0f} GB/s", work.all_reduces, assumed.all_reduce_seconds * 1e6, work.all_reduce_bytes / 1024,
@@ -68,7 +69,7 @@ Json terms_as_json(const StepTerms& t) {
 }
 Json work_as_json(const worker::RankWork& w) {
   return {{"weight_bytes", w.weight_bytes}, {"weight_instructions", w.weight_slots}, {"mixer_bytes", w.mixer_bytes},
-          {"attention_products", w.attention_products}, {"gdn_products", w.gdn_products}, {"gdn_instructions", w.gdn_slots + w.gdn_walk_slots}, {"launches", w.launches},
+          {"attention_products", w.attention_products}, {"attention_instructions", w.attention_slots}, {"gdn_instructions", w.gdn_slots + w.gdn_walk_slots}, {"launches", w.launches},
           {"all_reduces", w.all_reduces}, {"all_reduce_bytes", w.all_reduce_bytes}, {"gather_bytes", w.gather_bytes}, {"hand_over_bytes", w.hand_over_bytes}};
 }
 
@@ -90,7 +91,7 @@ std::string card_speed_as_text(const worker::ExecutionPlan& plan, const CardSpee
     if (speed.stages.size() > 1) text += fmt::format("  stage {} of {}: {:.3f} ms\n", i + 1, speed.stages.size(), ms(speed.stages[i].terms.seconds()));
     print_terms(speed.stages[i], speed.assumed, text);
   }
-  text += "  (* runs beside the longer of the two)\n";
+  text += "  (* runs beside the longer of the two; instructions are those of the kernels' machine code)\n";
   text += fmt::format("  {:<24}{:>9.3f} ms   {:.1f} tok/s {}\n", "one token", ms(speed.decode_seconds), speed.tokens_per_second(), kMark);
   if (plan.options.tp_size > 1)
     text += fmt::format("  {:<24}{:>12}   {:.1f} and {:.1f} tok/s {}\n", "", "", with_all_reduce(plan, speed, kFastAllReduce).tokens_per_second(), with_all_reduce(plan, speed, kSlowAllReduce).tokens_per_second(),

@@ -156,6 +156,23 @@ std::optional<ChunkPass> gdn_chunk_pass(std::string_view candidate, DType ring) 
   return ChunkPass{pass->rows, pass->slots_per_head, pass->slots_per_value_head, pass->walk_slots_per_value_head};
 }
 
+std::optional<RowPass> gdn_row_pass(std::string_view candidate, DType ring, ops::RowKind kind, int64_t rows_each) {
+  if (candidate != "opencl.dpas" && candidate != "opencl.simd16") return std::nullopt;
+  const bool with_keys = kind == ops::RowKind::kDecode && rows_each <= opencl::kGdnShortRun, keeps = with_keys && rows_each == 1;
+  const auto pass = opencl::gdn_row_pass(upper_case_name(ring), with_keys);
+  if (!pass) return std::nullopt;
+  return RowPass{pass->slots_per_run, pass->slots_per_row, pass->slots_per_row_of_head, keeps ? 0 : pass->slots_per_channel, kind == ops::RowKind::kDecode ? (keeps ? 0 : 1) + (with_keys ? 0 : 1) : 0};
+}
+
+std::optional<AttentionPass> attention_decode_pass(std::string_view candidate, DType cache, int64_t keys) {
+  if (candidate != "opencl.dpas" || keys <= 0) return std::nullopt;
+  const auto pass = opencl::attention_decode_pass(upper_case_name(cache));
+  if (!pass) return std::nullopt;
+  const int64_t turns = ceil_div(keys, int64_t{opencl::kDecodeKeys}), groups = std::min<int64_t>(ceil_div(turns, int64_t{opencl::kDecodeSplits}), opencl::kDecodeShares);
+  const int64_t turns_each = ceil_div(turns, groups * opencl::kDecodeSplits);
+  return AttentionPass{std::min(turns, groups * opencl::kDecodeSplits), pass->slots + static_cast<double>(turns_each) * pass->slots_per_turn + static_cast<double>(groups) * pass->slots_per_group};
+}
+
 Result<std::optional<bool>> flushes_half_subnormals(ops::Device& device) {
   if (device.traits().platform != ops::Platform::kOpenCl || device.traits().architecture == 0) return std::optional<bool>();
   ASSIGN_OR_RETURN(const bool flushed, opencl::opencl_device(device).flushes_half_subnormals());

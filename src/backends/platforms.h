@@ -70,6 +70,22 @@ struct ChunkPass {
 };
 /// Nothing for candidates that compute rows one after the other.
 std::optional<ChunkPass> gdn_chunk_pass(std::string_view candidate, DType ring);
+/// And for rows that it computes one after the other, `rows_each` of a sequence.
+struct RowPass {
+  double slots_per_run = 0, slots_per_row = 0;  // of a value head
+  double slots_per_row_of_head = 0;             // of q and k each, besides
+  double slots_per_channel = 0;                 // of a run, besides
+  int launches = 0;                             // more than the candidate declares for decode rows
+};
+std::optional<RowPass> gdn_row_pass(std::string_view candidate, DType ring, ops::RowKind kind, int64_t rows_each);
+
+/// Issue slots of an engine that a candidate of attention takes for a decode row with `keys` keys and one kv head.
+struct AttentionPass {
+  int64_t sub_groups = 0;  // that have keys, each on an engine of its own where there are as many
+  double slots = 0;        // of the one that ends last
+};
+/// Nothing for candidates whose machine code nobody counted.
+std::optional<AttentionPass> attention_decode_pass(std::string_view candidate, DType cache, int64_t keys);
 
 /// Whether the device's matrix units take half subnormals for zeros; nothing where its kernels use none.
 Result<std::optional<bool>> flushes_half_subnormals(ops::Device& device);

@@ -8,7 +8,7 @@
 namespace quern::worker {
 namespace {
 
-constexpr double kLanes = 16;
+constexpr double kLanes = 16, kEnginesOfCore = 8;
 
 /// Of an op with several problems, the choice with the most launches, which is the one that mixes schemes.
 int64_t launches_of(const ExecutionPlan& plan, std::string_view op, ops::RowKind kind) {
@@ -65,16 +65,24 @@ void add_mixers(const ExecutionPlan& plan, const RankPart& part, const StepShape
     const double chunks = gdn_layers * sequences * static_cast<double>(ceil_div(int64_t{shape.rows_each}, int64_t{chunk->rows}));
     work.gdn_slots += chunks * ((2 * static_cast<double>(c.linear_num_key_heads) + v_heads) * chunk->slots_per_head + v_heads * chunk->slots_per_value_head);
     work.gdn_walk_slots += chunks * v_heads * chunk->walk_slots_per_value_head;
-  } else {
-    // Per row and head: S^T k, S^T q and a row's share of the fold; the rows of half a ring by k and q, and their sums.
-    work.gdn_products += gdn_layers * rows * v_heads * (3 * d_k * d_v + kGrid / 2 * 2 * (d_k + d_v));
+  } else if (const auto pass = backends::gdn_row_pass(candidate_of(plan, "gdn_mix"), plan.ring, shape.kind, shape.rows_each)) {
+    const double k_heads = static_cast<double>(c.linear_num_key_heads), channels = 2 * k_heads * d_k + v_heads * d_v;
+    work.gdn_walk_slots += gdn_layers * v_heads * (sequences * pass->slots_per_run + rows * pass->slots_per_row);
+    work.gdn_slots += gdn_layers * (rows * 2 * k_heads * pass->slots_per_row_of_head + sequences * channels * pass->slots_per_channel);
+    work.launches += c.num_linear_layers() * pass->launches;
   }
   work.gdn_groups = shape.num_sequences * c.linear_num_value_heads;
 
   const double keys = std::max(static_cast<double>(shape.context) - (rows_each - 1) / 2, 1.0);  // of an average row
   const double key_bytes = 2 * static_cast<double>(c.num_key_value_heads * c.head_dim) * static_cast<double>(dtype_size(plan.kv));
   work.mixer_bytes += attention_layers * sequences * static_cast<double>(shape.context) * key_bytes;
-  work.attention_products += attention_layers * rows * keys * 2 * static_cast<double>(c.num_attention_heads * c.head_dim);
+  const auto attention = shape.kind == ops::RowKind::kDecode ? backends::attention_decode_pass(candidate_of(plan, "attention"), plan.kv, static_cast<int64_t>(keys)) : std::nullopt;
+  if (attention) {
+    work.attention_sub_groups = shape.num_rows() * c.num_key_value_heads * attention->sub_groups;
+    work.attention_slots += attention_layers * static_cast<double>(work.attention_sub_groups) * attention->slots;
+  } else {
+    work.attention_products += attention_layers * rows * keys * 2 * static_cast<double>(c.num_attention_heads * c.head_dim);
+  }
 }
 
 void add_launches(const ExecutionPlan& plan, const RankPart& part, const StepShape& shape, RankWork& work) {
@@ -85,7 +93,7 @@ void add_launches(const ExecutionPlan& plan, const RankPart& part, const StepSha
     return shape.num_rows() > kFewRows ? std::max(few, launches_of(plan, op, ops::RowKind::kPrompt)) : few;
   };
   const int64_t attention = part.config.num_attention_layers(), gdn = part.config.num_linear_layers();
-  work.launches += attention * (of("attn_in") + of("attention") + of("out_residual")) + gdn * (of("gdn_in") + of("gdn_mix") + of("out_residual")) +
+  work.launches += attention * (of("attn_in") + of("attention") + of("out_residual")) + gdn * (of("gdn_in") + launches_of(plan, "gdn_mix", shape.kind) + of("out_residual")) +
                    (attention + gdn) * (of("mlp_in") + of("down_residual")) + of("state_copy");
   if (part.first_stage) work.launches += of("embed");
   if (part.last_stage) work.launches += of("head") + of("sample") + (part.tp_size > 1 ? 1 : 0);  // candidates, and drawing from those of all
@@ -143,8 +151,10 @@ StepTerms step_terms(const RankWork& work, const CardRates& card, ops::RowKind k
   terms.mixer_read = work.mixer_bytes / bandwidth;
   const double products = kLanes * card.issue_rate * assumed.mixer_share;
   const double busy = std::min(static_cast<double>(work.gdn_groups) / std::max(card.num_cores, 1), 1.0);
-  const double walk = work.gdn_products + kLanes * work.gdn_walk_slots;
-  terms.mixer_issue = (work.attention_products + kLanes * work.gdn_slots) / products + (walk > 0 ? walk / (products * busy) : 0);
+  const double busy_in_attention = std::min(static_cast<double>(work.attention_sub_groups) / (kEnginesOfCore * std::max(card.num_cores, 1)), 1.0);
+  terms.mixer_issue = (work.attention_products + kLanes * work.gdn_slots) / products;
+  if (work.gdn_walk_slots > 0) terms.mixer_issue += kLanes * work.gdn_walk_slots / (products * busy);
+  if (work.attention_slots > 0) terms.mixer_issue += kLanes * work.attention_slots / (products * busy_in_attention);
   terms.launches = static_cast<double>(work.launches) * assumed.launch_seconds;
   terms.all_reduces = static_cast<double>(work.all_reduces) * exchange(work.all_reduce_bytes);
   terms.gather = work.gather_bytes > 0 ? exchange(work.gather_bytes) : 0;

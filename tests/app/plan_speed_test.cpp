@@ -40,7 +40,7 @@ class PlannedSpeed : public ::testing::Test {
 
 TEST_F(PlannedSpeed, PrintsEveryTermWithItsMarkAndWhatWasPublished) {
   const std::string text = plan({"--device", "b60", "-tp", "2"}).output;
-  for (const char* term : {"linear layers", "G instructions at 384 G/s", "states, rings, keys", "launches", "129 of 30 us", "candidates of other ranks", "one token", "16 sequences", "a prompt of 512", "a prompt of 8192",
+  for (const char* term : {"linear layers", "G instructions at 384 G/s", "states, rings, keys", "G instructions of GDN and", "G of attention at", "machine code", "launches", "129 of 30 us", "candidates of other ranks", "one token", "16 sequences", "a prompt of 512", "a prompt of 8192",
                            "512 in, 256 out", "all-reduces of 13 and 48 us", "MTP, 3 drafts"})
     EXPECT_THAT(text, HasSubstr(term));
   // No line names a speed of ours that is not marked, and none of others that is.

@@ -38,12 +38,15 @@ TEST(OpenClPrograms, AreReadFieldByField) {
       "# a remark\n\nsource dpas 00ff\n"
       "decode-8 | dpas | 2048:8:16 | dpas_decode:128:8:9:310 other:256:0:0 | -cl-std=CL3.0 -DDECODE\n"
       "norm | norm | 0 | norm_rows:128:0:0 | -cl-std=CL1.2\n"
-      "chunks | gdn | 0:64 | walk:256:504:92:5979 | -DCHUNKS\n");
+      "chunks | gdn | 0:64 | walk:256:504:92:5979 | -DCHUNKS\n"
+      "rows | gdn | 0:1 | rows:256:0:1:1735:723/44/216 | -DROWS\n");
   ASSERT_OK(read);
   ASSERT_EQ(read->sources.size(), 1u);
   EXPECT_EQ(read->sources[0].unit, "dpas");
   EXPECT_EQ(read->sources[0].hash, 255u);
-  ASSERT_EQ(read->programs.size(), 3u);
+  ASSERT_EQ(read->programs.size(), 4u);
+  EXPECT_TRUE(read->programs[2].kernels[0].loops.empty());
+  EXPECT_EQ(read->programs[3].kernels[0].loops, (std::vector<int>{723, 44, 216}));
   EXPECT_EQ(read->programs[2].turn_bytes, 0);
   EXPECT_EQ(read->programs[2].turn_rows, 64);
   EXPECT_EQ(read->programs[2].kernels[0].turn_instructions, 5979);
@@ -58,7 +61,7 @@ TEST(OpenClPrograms, AreReadFieldByField) {
   EXPECT_EQ(program.kernels[0].block_loads, 9);
   EXPECT_EQ(program.kernels[1].registers, 256);
   EXPECT_EQ(program.kernels[1].turn_instructions, 0);
-  for (const char* bad : {"source dpas", "source dpas xyz", "a | b | c", "a | b | 2048 | k:1:2:3 | d", "a | b | 0:64:64 | k:1:2:3 | d", "a | b | 0 | k:1:2 | d", "a | b | 0 | k:1:2:3:x | d"}) {
+  for (const char* bad : {"source dpas", "source dpas xyz", "a | b | c", "a | b | 2048 | k:1:2:3 | d", "a | b | 0:64:64 | k:1:2:3 | d", "a | b | 0 | k:1:2 | d", "a | b | 0 | k:1:2:3:x | d", "a | b | 0:1 | k:1:2:3:4:5/x | d", "a | b | 0:1 | k:1:2:3:4:5:6 | d"}) {
     const auto refused = parse_declarations(bad);
     ASSERT_FALSE(refused.has_value()) << bad;
     EXPECT_THAT(refused.error().message, HasSubstr("line 1"));
@@ -91,6 +94,39 @@ TEST(OpenClPrograms, AChunkOfGdnRowsIsBoundByTheMatrixUnitsWhereItsStateWalks) {
     EXPECT_GT(pass->slots_per_value_head, 4 * 16 * 112.0);
   }
   EXPECT_FALSE(gdn_chunk_pass("E4M3").has_value());
+}
+
+TEST(OpenClPrograms, ARowOfGdnIsCountedByTheTurnsOfItsLoops) {
+  for (const char* ring : {"BF16", "F32"}) {
+    const auto alone = gdn_row_pass(ring, true), of_many = gdn_row_pass(ring, false);
+    ASSERT_OK(alone);
+    ASSERT_OK(of_many);
+    for (const auto* pass : {&*alone, &*of_many}) {
+      // 8 sub-groups meet 128 elements of a column with k and q, with a product and a rest of each of 64 rows every 64 rows, and 16 x 128 keys of each tile with k and q.
+      EXPECT_GT(pass->slots_per_row, 8 * (2 * 128 + 128) + 2.5 * 2 * 128);
+      EXPECT_LT(pass->slots_per_row, 18000);
+      EXPECT_GT(pass->slots_per_run, 8 * 100);
+      EXPECT_LT(pass->slots_per_run, pass->slots_per_row);
+      EXPECT_GT(pass->slots_per_channel, 1);
+    }
+    EXPECT_GT(alone->slots_per_row, of_many->slots_per_row) << "q and k are made on the way";
+    EXPECT_EQ(alone->slots_per_row_of_head, 0);
+    EXPECT_GT(of_many->slots_per_row_of_head, 8 * 4) << "conv of 128 channels";
+  }
+  EXPECT_FALSE(gdn_row_pass("E4M3", true).has_value());
+}
+
+TEST(OpenClPrograms, ADecodeRowOfAttentionIsCountedByItsTurnsAndGroups) {
+  for (const char* cache : {"BF16", "E4M3"}) {
+    const auto pass = attention_decode_pass(cache);
+    ASSERT_OK(pass);
+    // 32 keys of 256 dimensions meet 8 heads, and their weights the values: 64 matrix instructions of 16 clocks.
+    EXPECT_GE(pass->slots_per_turn, 64 * 16);
+    EXPECT_GT(pass->slots, 4 * 8 * 8) << "a sub-group's quarter of what it merges, and of what it stores";
+    EXPECT_GT(pass->slots_per_group, 4 * 8);
+  }
+  EXPECT_GT(attention_decode_pass("E4M3")->slots_per_turn, attention_decode_pass("BF16")->slots_per_turn) << "codes become halves";
+  EXPECT_FALSE(attention_decode_pass("F32").has_value());
 }
 
 }  // namespace

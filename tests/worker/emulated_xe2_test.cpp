@@ -50,8 +50,8 @@ class EmulatedXe2 : public ::testing::Test {
     const std::string name = device_under_test();
     return opencl::Device::open(std::stoi(name.substr(name.find(':') + 1)), {.emulates_xe2 = true, .edit_source = std::move(edit), .program_cache = {}}).value();
   }
-  SelfTestReport report(std::string_view op, opencl::Device& device) {
-    auto report = self_test(plan_, plan_.ranks[0], table_for(op), {}, device, {{1, 3, 9}});
+  SelfTestReport report(std::string_view op, opencl::Device& device, const ops::SelectionRules& rules = {}) {
+    auto report = self_test(plan_, plan_.ranks[0], table_for(op), rules, device, {{1, 3, 9}});
     EXPECT_OK(report);
     return report ? *report : SelfTestReport{};
   }
@@ -88,6 +88,7 @@ TEST_F(EmulatedXe2, ACandidateThatDoesNotBuildIsSkippedWithItsReasonAndPlainTake
 
 struct WrongKernel {
   const char *what, *op, *unit, *from, *to;
+  const char* candidate = nullptr;  // where it is not the first that has the unit
 };
 class EmulatedXe2Fault : public EmulatedXe2, public ::testing::WithParamInterface<WrongKernel> {};
 
@@ -103,7 +104,9 @@ TEST_P(EmulatedXe2Fault, IsFoundByTheSelfTest) {
     }
     source = "#ifdef SIMD16\n#define WRONG 1\n#else\n#define WRONG 0\n#endif\n" + source;  // a text that plain shares is wrong in the other build alone
   });
-  const SelfTestReport found = report(wrong.op, *device);
+  ops::SelectionRules rules;
+  if (wrong.candidate != nullptr) rules.forced.emplace(wrong.op, wrong.candidate);
+  const SelfTestReport found = report(wrong.op, *device, rules);
   EXPECT_GT(num_planted, 0) << "the text is not in the source any more";
   ASSERT_GE(found.faults.size(), 1u);  // more where the next candidate has the same source
   EXPECT_EQ(found.faults[0].op, wrong.op);
@@ -120,14 +123,20 @@ INSTANTIATE_TEST_SUITE_P(
         WrongKernel{"scale", "out_residual", "dpas", "s[j][block - 1] / s[j][block]", "s[j][block] / s[j][block - 1]"},
         WrongKernel{"second_weights", "gdn_in", "dpas", "tiles2 + (first_tile - num_first)", "tiles2 + 0 * (first_tile - num_first)"},
         WrongKernel{"part", "attn_in", "dpas", "part.tile = tile - end0", "part.tile = tile - end0 + 1"},
-        WrongKernel{"page", "attention", "attention_simd16", "block_table[index / GRID]", "block_table[0]"},
-        WrongKernel{"merge", "attention", "attention_simd16", "sum = sum * before + p[D + 1] * now", "sum = sum + p[D + 1] * now"},
+        WrongKernel{"page", "attention", "attention_simd16", "block_table[index / GRID]", "block_table[0]", "opencl.simd16"},
+        WrongKernel{"merge", "attention", "attention_simd16", "sum = sum * before + p[D + 1] * now", "sum = sum + p[D + 1] * now", "opencl.simd16"},
+        WrongKernel{"block", "attention", "attention_dpas", "block_table[read_first / GRID]", "block_table[0]"},
+        WrongKernel{"turn", "attention", "attention_dpas", "(turn + split) * KEYS", "turn * KEYS"},
+        WrongKernel{"sub_groups", "attention", "attention_dpas", "factors[s][item] = factor_to(largest_of[s][item], most)", "factors[s][item] = 1.0f"},
+        WrongKernel{"groups", "attention", "attention_dpas", "sum = fma(factors[z][item], shares_at", "sum = fma(1.0f, shares_at"},
         WrongKernel{"future", "attention", "attention_dpas", "key <= index[m]", "key <= index[m] + 1"},
         WrongKernel{"diagonal", "gdn_mix", "gdn_prompt", "j < row + m + (is_query ? 1 : 0)", "j < row + m"},
         WrongKernel{"walk", "gdn_mix", "gdn_prompt", "state[i] *= total", "state[i] *= 1.0f"},
         WrongKernel{"known", "gdn_mix", "gdn_prompt", "beta[item] = is_known ? 1.0f : own_beta", "beta[item] = own_beta"},
-        WrongKernel{"decay", "gdn_mix", "gdn_simd16", "along_k[j] = factor * dot_k", "along_k[j] = dot_k"},
-        WrongKernel{"ring", "gdn_mix", "gdn_simd16", "index % length) * width + in_k", "(index + 1) % length) * width + in_k"},
+        WrongKernel{"decay", "gdn_mix", "gdn_simd16", "along[0][item] = item <= before ? factor * ", "along[0][item] = item <= before ? "},
+        WrongKernel{"ring", "gdn_mix", "gdn_simd16", "in_turn(index, length)) * width + in_k", "in_turn(index + 1, length)) * width + in_k"},
+        WrongKernel{"kept", "gdn_mix", "gdn_simd16", "RING_KEY(place)[item] = ring_of(k)", "RING_KEY(place + 1)[item] = ring_of(k)"},
+        WrongKernel{"column", "gdn_mix", "gdn_simd16", "window_here[kept[n]] = columns.rows[kept[n]]", "window_here[kept[n]] = columns.rows[kept[n] ^ 1]"},
         WrongKernel{"row", "embed", "embed", "token * width + i)", "(token ^ WRONG) * width + i)"},
         WrongKernel{"logit", "sample", "sample", "float x = row->logits[id - row->begin]", "float x = (WRONG ? -1.0f : 1.0f) * row->logits[id - row->begin]"},
         WrongKernel{"depth", "draft_rows", "draft_rows", "draft.depth > pass + 1", "draft.depth > pass + 1 + WRONG"},
@@ -179,7 +188,7 @@ TEST(IntelPlan, BuildsOnlyProgramsWhoseMachineCodeIsDeclared) {
   Problems(rank.config, rank.inventory, rank.shard, plan->numerics()).for_each(plan->with_mtp, maker);
 
   const auto common = [](std::string text) {  // what emulation, and the version that is meant where none is named, leave of a program's name
-    for (const char* part : {" -DEMULATED", " -cl-intel-256-GRF-per-thread", " -cl-std=CL1.2", " -cl-std=CL3.0"}) text = std::regex_replace(text, std::regex(part), "");
+    for (const char* part : {" -DEMULATED", " -cl-opt-disable", " -cl-intel-256-GRF-per-thread", " -cl-std=CL1.2", " -cl-std=CL3.0"}) text = std::regex_replace(text, std::regex(part), "");
     return text;
   };
   std::set<std::string> declared;

@@ -53,6 +53,13 @@ TEST(Launches, OfAStepAreThoseThatTheCandidatesDeclare) {
   };
   EXPECT_EQ(of_step(RowKind::kPrompt, 9, 0), expected(&ops::LaunchCounts::prompt));
   EXPECT_EQ(of_step(RowKind::kDecode, 1, 9), expected(&ops::LaunchCounts::decode));
+  // Several rows of a sequence, as a verify has: what the model of a card's speed adds.
+  std::string_view gdn_mix;
+  for (const OpChoice& choice : runner.plan.choices)
+    if (choice.op == ops::GdnMix::kName) gdn_mix = choice.candidate;
+  const auto pass = backends::gdn_row_pass(gdn_mix, runner.plan.ring, RowKind::kDecode, 2);
+  const auto num_gdn = runner.plan.config.num_linear_layers();
+  EXPECT_EQ(of_step(RowKind::kDecode, 2, 10), expected(&ops::LaunchCounts::decode) + (pass ? num_gdn * pass->launches : 0));
 }
 
 }  // namespace

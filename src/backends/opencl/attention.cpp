@@ -2,6 +2,7 @@
 
 #include "backends/opencl/dpas.h"
 #include "backends/opencl/plain.h"
+#include "backends/opencl/programs.h"
 #include "backends/opencl/simd16.h"
 #include "ops/kv_dtype.h"
 
@@ -15,7 +16,7 @@ constexpr int64_t kMaxHeadDim = 512;  // of attention.cl
 // Of attention_simd16.cl.
 constexpr int64_t kSimd16HeadDim = 256, kSimd16MaxHeads = 8, kSimd16Part = kSimd16HeadDim + 2;
 constexpr size_t kSimd16Items = 256;
-constexpr int64_t kDecodeShares = 16;  // groups that share the keys of a decode row
+constexpr size_t kDecodeItems = 16 * kDecodeSplits;  // of a group of attention_decode
 constexpr int64_t kDecodeRows = 32;    // of a launch, so that the workspace stays small
 constexpr int64_t kPromptRows = 8;     // of a group of attention_dpas.cl
 
@@ -40,26 +41,29 @@ class AttentionKernel final : public ops::Attention::Kernel {
   std::unique_ptr<ops::Buffer> kv_head_;  // i32 [num_q_heads]
 };
 
-/// opencl.simd16, and opencl.dpas, which computes the rows of prompts on the matrix units.
+/// opencl.simd16, and opencl.dpas, which computes rows on the matrix units.
 class Simd16Attention final : public ops::Attention::Kernel {
  public:
-  /// The kernel for rows of prompts, and the kv head of each query head, i32 [num_q_heads].
-  struct Prompt {
-    Function attention;
+  /// Of opencl.dpas: the kernels for rows of prompts and of decode runs, and the kv head of each query head, i32 [num_q_heads].
+  struct MatrixUnits {
+    Function attention, decode;
     std::unique_ptr<ops::Buffer> kv_head;
   };
-  Simd16Attention(const ops::Attention::Problem& problem, Function shares, std::unique_ptr<ops::Buffer> first_heads, std::unique_ptr<ops::Buffer> arrivals, Prompt prompt)
-      : problem_(problem), shares_(shares), first_heads_(std::move(first_heads)), arrivals_(std::move(arrivals)), prompt_(std::move(prompt)) {}
+  /// `shares`: attention_shares of attention_simd16.cl, or attention_decode of attention_dpas.cl with its own items, which stand for the same.
+  Simd16Attention(const ops::Attention::Problem& problem, Function shares, size_t items, std::unique_ptr<ops::Buffer> first_heads, std::unique_ptr<ops::Buffer> arrivals, MatrixUnits prompt)
+      : problem_(problem), shares_(shares), items_(items), first_heads_(std::move(first_heads)), arrivals_(std::move(arrivals)), prompt_(std::move(prompt)) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return prompt_.kv_head != nullptr ? "opencl.dpas.bf16" : simd16::arithmetic_id(problem_.activation); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size(static_cast<size_t>(std::min(max_rows, kDecodeRows) * problem_.num_q_heads * kDecodeShares * kSimd16Part) * sizeof(float));
+    const int64_t heads = prompt_.kv_head != nullptr ? problem_.num_kv_heads * kSimd16MaxHeads : problem_.num_q_heads;  // an operand has 8 rows, whatever the number of heads
+    return Scratch::size(static_cast<size_t>(std::min(max_rows, kDecodeRows) * heads * kDecodeShares * kSimd16Part) * sizeof(float));
   }
 
   /// Rows of a prompt are many: a group computes one whole. Decode rows are few: groups share its keys.
   void enqueue(const ops::Rows& rows, const ops::TensorView& query, const ops::TensorView& gate, const ops::KvCacheView& kv, int32_t first_index, const ops::Activation& out,
                ops::Launch& launch) const override {
     Stream& stream = opencl_stream(launch.stream);
+    for (const ops::TensorView* view : {&query, &gate, &kv.k, &kv.v, &out.data}) CHECK_MSG(place_of(*view).offset_bytes % 64 == 0, "block loads and stores begin at multiples of 64 bytes");
     const auto num_q_heads = static_cast<int32_t>(problem_.num_q_heads);
     for (const RowSegment& segment : segments_of(rows, 0, rows.num_rows)) {
       const bool decode = segment.kind == ops::RowKind::kDecode;
@@ -68,7 +72,7 @@ class Simd16Attention final : public ops::Attention::Kernel {
       for (int64_t first = segment.first; first < segment.first + segment.count; first += step) {
         const auto count = static_cast<size_t>(std::min(step, segment.first + segment.count - first)), num_shares = static_cast<size_t>(decode ? kDecodeShares : 1);
         const Place shares = decode ? place_of(launch.workspace) : Place{};
-        stream.launch(shares_, {{count, static_cast<size_t>(problem_.num_kv_heads), num_shares}, {kSimd16Items, 1, 1}}, static_cast<int32_t>(first), num_q_heads,
+        stream.launch(shares_, {{count, static_cast<size_t>(problem_.num_kv_heads), num_shares}, {items_, 1, 1}}, static_cast<int32_t>(first), num_q_heads,
                       static_cast<int32_t>(problem_.num_kv_heads), first_index, query, gate, out.data, place_in(*first_heads_, 0), rows.run_table, rows.row_runs, rows.indices,
                       rows.slots.block_tables, row_stride(rows.slots.block_tables), kv.k, kv.v, kv.k_scale, kv.v_scale, shares, place_in(*arrivals_, 0));
       }
@@ -84,9 +88,10 @@ class Simd16Attention final : public ops::Attention::Kernel {
  private:
   ops::Attention::Problem problem_;
   Function shares_;
+  size_t items_;
   std::unique_ptr<ops::Buffer> first_heads_;  // i32 [num_kv_heads + 1]
   std::unique_ptr<ops::Buffer> arrivals_;     // i32 [kDecodeRows, num_kv_heads], zeros between launches
-  Prompt prompt_;                             // of opencl.dpas
+  MatrixUnits prompt_;                           // of opencl.dpas
 };
 
 /// The first query head of each kv head, and the number of all; empty where those of a kv head do not follow each other.
@@ -98,12 +103,15 @@ std::vector<int32_t> first_heads_of(const ops::Attention::Problem& problem) {
   return first;
 }
 
-Result<std::unique_ptr<ops::Attention::Kernel>> make_on_sub_groups(const ops::Attention::Problem& problem, Device& d, Simd16Attention::Prompt prompt) {
-  const std::string of_device = simd16::definitions(d, kv_definitions(problem.activation, problem.kv));
-  ASSIGN_OR_RETURN(const Function shares, d.function("attention_simd16", "attention_shares", of_device));
+Result<std::unique_ptr<ops::Attention::Kernel>> make_on_sub_groups(const ops::Attention::Problem& problem, Device& d, Simd16Attention::MatrixUnits prompt) {
+  const bool on_matrix_units = prompt.kv_head != nullptr;
+  Function shares = prompt.decode;
+  if (!on_matrix_units) {
+    ASSIGN_OR_RETURN(shares, d.function("attention_simd16", "attention_shares", simd16::definitions(d, kv_definitions(problem.activation, problem.kv))));
+  }
   ASSIGN_OR_RETURN(auto first_heads, d.upload(first_heads_of(problem), "the attention's head map"));
   ASSIGN_OR_RETURN(auto arrivals, d.upload(std::vector<int32_t>(static_cast<size_t>(kDecodeRows * problem.num_kv_heads)), "the attention's counters"));
-  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<Simd16Attention>(problem, shares, std::move(first_heads), std::move(arrivals), std::move(prompt)));
+  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<Simd16Attention>(problem, shares, on_matrix_units ? kDecodeItems : kSimd16Items, std::move(first_heads), std::move(arrivals), std::move(prompt)));
 }
 
 }  // namespace
@@ -149,9 +157,10 @@ Result<std::unique_ptr<ops::Attention::Kernel>> dpas::make(const ops::Attention:
   if (problem.kv == DType::kE4M3) {
     ASSIGN_OR_RETURN(scaled, d.flushes_half_subnormals());
   }
-  Simd16Attention::Prompt prompt;
-  ASSIGN_OR_RETURN(prompt.attention, d.function("attention_dpas", "attention_prompt",
-                                                simd16::definitions(d, kv_definitions(problem.activation, problem.kv) + (scaled ? " -DSCALED_OPERANDS" : ""))));
+  Simd16Attention::MatrixUnits prompt;
+  const std::string of_device = simd16::definitions(d, kv_definitions(problem.activation, problem.kv) + (scaled ? " -DSCALED_OPERANDS" : ""));
+  ASSIGN_OR_RETURN(prompt.attention, d.function("attention_dpas", "attention_prompt", of_device));
+  ASSIGN_OR_RETURN(prompt.decode, d.function("attention_dpas", "attention_decode", of_device));
   ASSIGN_OR_RETURN(prompt.kv_head, d.upload(problem.kv_head, "the attention's head map"));
   return make_on_sub_groups(problem, d, std::move(prompt));
 }

@@ -364,17 +364,21 @@ std::vector<std::string> Device::programs() const {
   return names;
 }
 
+namespace {
+/// The version that is meant where definitions name none.
+std::string_view version_beside(std::string_view definitions) { return definitions.find("-cl-std=") == std::string_view::npos ? "-cl-std=CL1.2" : ""; }
+}  // namespace
+
 Result<ProgramObject*> Device::build(std::string_view unit, std::string_view definitions) {
   ASSIGN_OR_RETURN(std::string source, unit_source(unit));
   if (options_.edit_source) options_.edit_source(unit, source);
-  std::string options = definitions.find("-cl-std=") == std::string_view::npos ? "-cl-std=CL1.2" : "";
+  std::string options(version_beside(definitions));
   if (exact_division_) options += " -cl-fp32-correctly-rounded-divide-sqrt";
   if (!definitions.empty()) options += fmt::format("{}{}", options.empty() ? "" : " ", definitions);
-  // PoCL optimises the lanes' exchanges of the recurrence for a minute; it takes seconds without, and what tests run is not slower for it.
-  if (options_.emulates_xe2 && unit.starts_with("gdn")) options += " -cl-opt-disable";
   if (const std::string_view binary = binary_of(unit, definitions); !binary.empty()) {
     if (ProgramObject* program = take_binary(binary, options); program != nullptr) return program;
-    log_warning("{} takes no machine code of '{}' that this program brings along (driver {}); the driver compiles it", traits_.name, unit, driver_version_);
+    if (!std::exchange(binary_refused_, true))
+      log_warning("{} takes no machine code that this program brings along, of '{}' first (driver {}); the driver compiles what it does not take", traits_.name, unit, driver_version_);
   }
   if (options_.program_cache.empty()) return build_from(source, options, unit);
   const std::string made_for = fmt::format("{}\n{}\n{}\n{}\n", platform_text(context_->driver, context_->platform, kPlatformVersion), traits_.name, driver_version_, options);
@@ -405,14 +409,10 @@ Result<ProgramObject*> Device::build_from(const std::string& source, const std::
 std::string_view Device::binary_of(std::string_view unit, std::string_view definitions) const {
   if (options_.binary) return options_.binary(unit, definitions);
   if (!on_intel_ || options_.emulates_xe2 || options_.edit_source || !exact_division_) return {};  // programs are compiled for devices that divide exactly
-  for (const ProgramBinary& program : program_binaries()) {
-    std::string_view declared = program.definitions;
-    if (constexpr std::string_view kFirst = "-cl-std=CL1.2"; declared.starts_with(kFirst) && !definitions.starts_with(kFirst)) {  // the version that is meant where none is named
-      declared.remove_prefix(kFirst.size());
-      if (declared.starts_with(' ')) declared.remove_prefix(1);
-    }
-    if (program.unit == unit && declared == definitions) return program.bytes;
-  }
+  const std::string_view version = version_beside(definitions);
+  const std::string wanted = fmt::format("{}{}{}", version, version.empty() || definitions.empty() ? "" : " ", definitions);
+  for (const ProgramBinary& program : program_binaries())
+    if (program.unit == unit && program.definitions == wanted) return program.bytes;
   return {};
 }
 

@@ -150,6 +150,7 @@ class Device final : public ops::Device {
   QueueObject* queue_ = nullptr;  // for what is done while things are made
   ops::DeviceTraits traits_;
   std::string driver_version_;
+  bool binary_refused_ = false;  // and said so
   bool on_intel_ = false;
   DeviceOptions options_;
   std::optional<ops::CountedMemory> imagined_;  // there is no context then

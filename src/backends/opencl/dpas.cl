@@ -60,9 +60,7 @@ part_t part_of(int tile, __global uchar* out0, int features0, __global uchar* ou
 #ifdef ROWS
 #define ROW_GROUPS 1
 #endif
-#ifndef TILES
-#define TILES 1  // 2: tiles of gate and up alternate, and out = r(r(silu(r(gate))) * r(up))
-#endif
+// With TILES 2 tiles of gate and up alternate, and out = r(r(silu(r(gate))) * r(up)).
 // Adds the blocks split, split + SPLITS, ... to totals, and the squares of the rows to squares. `type` is a constant.
 void add_blocks(const int type, const __global uint* tiles, const __global float* scales, const __global ushort* x, const __global int* x_rows, const __global float* norm,
                 const __global float* row_scales, int scales_stride, int num_rows, int in_features, int split, __private float* squares,
@@ -259,16 +257,9 @@ SUB_GROUP __attribute__((reqd_work_group_size(16 * SPLITS, 1, 1))) __kernel void
   }
 }
 #else
-#ifndef SGM
-#define SGM 32  // rows of a sub-group, a multiple of 32
-#endif
-#define SGN 32  // features of a sub-group: two tiles, which are gate and up of the same features where these alternate
-#ifndef WGM
-#define WGM 1  // sub-groups of a work-group
-#endif
-#ifndef WGN
+// A work-group has WGM x WGN sub-groups of SGM rows, a multiple of 32, and SGN features.
+#define SGN 32  // two tiles, which are gate and up of the same features where these alternate
 #define WGN 8
-#endif
 #define MT (SGM / 8)
 #define NT (SGN / 16)
 #define MAD(a, b, c) (TYPE == TYPE_BF16 ? MAD_BF16(a, b, c) : MAD_F16(a, b, c))

@@ -4,6 +4,7 @@
 #include "backends/opencl/dpas.h"
 #include "backends/opencl/gdn_prompt.h"
 #include "backends/opencl/plain.h"
+#include "backends/opencl/programs.h"
 #include "backends/opencl/simd16.h"
 
 namespace quern::opencl {
@@ -14,8 +15,7 @@ namespace {
 
 constexpr int64_t kMaxDim = 256;           // of gdn_mix.cl
 constexpr int64_t kSimd16Dim = 128;        // of gdn_simd16.cl
-constexpr size_t kSimd16Items = 256;
-constexpr int32_t kShortRun = 8;           // rows
+constexpr size_t kSimd16Items = 128;
 
 /// Packed, all f32: conv taps [4, channels], -exp(A_log), dt_bias, norm.
 class GdnMixKernel final : public ops::GdnMix::Kernel {
@@ -62,28 +62,31 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     const auto num_k_heads = static_cast<int32_t>(problem_.num_k_heads), num_v_heads = static_cast<int32_t>(problem_.num_v_heads),
                d_k = static_cast<int32_t>(problem_.d_k), d_v = static_cast<int32_t>(problem_.d_v), k_max = static_cast<int32_t>(problem_.k_max);
     const size_t num_rows = static_cast<size_t>(rows.num_rows), num_runs = rows.runs.size(), k_heads = static_cast<size_t>(num_k_heads);
-    const auto enqueue_rows = [&](const Function& kernel, size_t items) {
-      stream.launch(kernel, {{num_runs, static_cast<size_t>(num_v_heads), 1}, {items, 1, 1}}, prompts_apart, num_k_heads, num_v_heads, d_k, d_v, k_max, problem_.eps, channels_, rows.run_table,
+    const auto enqueue_rows = [&](const Function& kernel, size_t items, bool keeps) {
+      stream.launch(kernel, {{num_runs, static_cast<size_t>(num_v_heads), 1}, {items, 1, 1}}, prompts_apart, keeps ? 1 : 0, num_k_heads, num_v_heads, d_k, d_v, k_max, problem_.eps, channels_, rows.run_table,
                     slots.cursor, slots.boundary, taps, vector_in(packed, decay_at()), vector_in(packed, dt_bias_at()), vector_in(packed, norm_at()), place_in(*k_head_, 0), in.qkv,
-                    in.z, in.b, in.a, state.conv_window, keys, out.data, state.state, state.ring_k, state.ring_u, state.ring_g);
+                    in.z, in.b, in.a, state.conv_window, state.boundary_columns, keys, out.data, state.state, state.ring_k, state.ring_u, state.ring_g);
     };
     if (kernels_.simd16()) {
-      // The ring's k is written when all heads have read it: a run may overwrite rows that a due fold needs.
+      for (const ops::TensorView* view : {&state.state, &state.ring_u}) CHECK_MSG(place_of(*view).offset_bytes % 64 == 0, "block loads begin at multiples of 64 bytes");
+      // The ring's k is written when all heads have read it: a run may overwrite rows that a due fold needs. A run of one row does not: the ring holds k_max rows more than that.
       const bool are_chunked = std::all_of(rows.runs.begin(), rows.runs.end(), is_chunked);
       const bool are_short = std::all_of(rows.runs.begin(), rows.runs.end(), [&](const ops::RowRun& run) {
-        return is_chunked(run) || (run.kind == ops::RowKind::kDecode && run.num_rows <= kShortRun);
+        return is_chunked(run) || (run.kind == ops::RowKind::kDecode && run.num_rows <= kGdnShortRun);
       });
       if (!are_short)
         stream.launch(kernels_.keys, {{num_rows, 2 * k_heads, 1}, {16, 1, 1}}, prompts_apart, num_k_heads, k_max, channels_, rows.run_table, rows.row_runs, slots.cursor, taps, in.qkv,
                       state.conv_window, keys);
-      if (!are_chunked) enqueue_rows(are_short ? kernels_.short_rows : kernels_.rows, kSimd16Items);
+      const bool are_single = are_short && std::none_of(rows.runs.begin(), rows.runs.end(), [&](const ops::RowRun& run) { return is_chunked(run) || run.num_rows > 1; });
+      if (!are_chunked) enqueue_rows(are_short ? kernels_.short_rows : kernels_.rows, kSimd16Items, are_single);
+      if (are_single) return;
       stream.launch(kernels_.keep, {{groups_for(channels_, kItems), num_runs, 1}, {kItems, 1, 1}}, prompts_apart, num_k_heads, k_max, channels_, rows.run_table, slots.cursor, slots.boundary,
                     in.qkv, keys, state.ring_k, state.conv_window, state.boundary_columns);
       return;
     }
     stream.launch(kernels_.keys, {{num_rows, k_heads, 1}, {kItems, 1, 1}}, num_k_heads, d_k, k_max, channels_, rows.run_table, rows.row_runs, slots.cursor, taps, in.qkv,
                   state.conv_window, keys);
-    enqueue_rows(kernels_.rows, kItems);
+    enqueue_rows(kernels_.rows, kItems, false);
     int64_t longest = 0;
     for (const ops::RowRun& run : rows.runs) longest = std::max<int64_t>(longest, run.num_rows);
     const auto kept = static_cast<size_t>(std::min(longest, ops::kGrid + problem_.k_max + 1));
@@ -105,7 +108,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   VectorLauncher vectors_;
   Kernels kernels_;
   std::optional<GdnPromptLauncher> prompt_;  // of opencl.dpas
-  std::unique_ptr<ops::Buffer> k_head_;      // i32 [num_v_heads]
+  std::unique_ptr<ops::Buffer> k_head_;      // i32 [2, num_v_heads]: the key head, and whether the value head is the first of it
   int64_t channels_;
 };
 
@@ -121,21 +124,25 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make_with(const ops::GdnMix::Proble
   ASSIGN_OR_RETURN(kernels.prepare, d.function("gdn_mix", "gdn_prepare", definitions));
   std::optional<GdnPromptLauncher> prompt;
   if (candidate != Candidate::kPlain) {
-    const std::string of_device = simd16::definitions(d, definitions);
+    // PoCL optimises the exchanges between lanes for a minute; it takes seconds without, and what tests run is not slower for it.
+    const std::string_view unoptimised = d.emulates_xe2() ? " -cl-opt-disable" : "";
+    const std::string of_device = fmt::format("{}{}", simd16::definitions(d, definitions), unoptimised);
     if (candidate == Candidate::kDpas) {
       ASSIGN_OR_RETURN(prompt, GdnPromptLauncher::create(problem, d, of_device));
     }
     ASSIGN_OR_RETURN(kernels.keys, d.function("gdn_simd16", "gdn_keys", of_device));
     ASSIGN_OR_RETURN(kernels.rows, d.function("gdn_simd16", "gdn_rows", of_device));
     ASSIGN_OR_RETURN(kernels.keep, d.function("gdn_simd16", "gdn_keep", of_device));
-    ASSIGN_OR_RETURN(kernels.short_rows, d.function("gdn_simd16", "gdn_rows", simd16::definitions(d, definitions + " -DSHORT_RUNS")));
+    ASSIGN_OR_RETURN(kernels.short_rows, d.function("gdn_simd16", "gdn_rows", fmt::format("{}{}", simd16::definitions(d, definitions + " -DSHORT_RUNS"), unoptimised)));
   } else {
     ASSIGN_OR_RETURN(kernels.keys, d.function("gdn_mix", "gdn_keys", definitions));
     ASSIGN_OR_RETURN(kernels.rows, d.function("gdn_mix", "gdn_rows", definitions));
     ASSIGN_OR_RETURN(kernels.keep, d.function("gdn_mix", "gdn_keep", definitions));
     ASSIGN_OR_RETURN(kernels.window, d.function("gdn_mix", "gdn_window", definitions));
   }
-  ASSIGN_OR_RETURN(auto k_head, d.upload(problem.k_head, "the GDN head map"));
+  std::vector<int32_t> heads = problem.k_head;
+  for (auto head = problem.k_head.begin(); head != problem.k_head.end(); ++head) heads.push_back(std::find(problem.k_head.begin(), head, *head) == head ? 1 : 0);
+  ASSIGN_OR_RETURN(auto k_head, d.upload(heads, "the GDN head map"));
   return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, vectors, kernels, prompt, std::move(k_head)));
 }
 

@@ -353,8 +353,7 @@ SUB_GROUP __attribute__((reqd_work_group_size(D, 1, 1))) __kernel void gdn_promp
   int end = min(num_tiles, run_tile + tiles_of(run, k_max));
   while (end > begin && tile_of_run(run, cursors, boundaries, end - 1 - run_tile).rows == 0) --end;
   if (begin >= end) return;
-  bool is_first = true;  // of the value heads of its key head: keeps k
-  for (int other = 0; other < head; ++other) is_first = is_first && k_heads[other] != k_head;
+  const bool keeps_key = is_first_of_key(k_heads, num_v_heads, head);
   const int ring_length = GRID + k_max + 1;
   __global float8* stored = (__global float8*)(states + (((long)run.slot * num_v_heads + head) * D + column + lane) * D);
   float8 state[D / 8];
@@ -445,7 +444,7 @@ SUB_GROUP __attribute__((reqd_work_group_size(D, 1, 1))) __kernel void gdn_promp
         const uint rest = pair[sizeof(int8) / sizeof(uint) * D];
         const float u = j % 2 == 0 ? as_float(*pair << 16) + as_float(rest << 16) : as_float(*pair & 0xffff0000u) + as_float(rest & 0xffff0000u);
         ring_rows[in_ring * num_v_heads * D] = ring_of(u);
-        if (is_first) ring_k[(at * num_k_heads + k_head) * D + item] = ring_of(bf16_to_f32(key_rows[j * D + item]) * key_factors[j]);
+        if (keeps_key) ring_k[(at * num_k_heads + k_head) * D + item] = ring_of(bf16_to_f32(key_rows[j * D + item]) * key_factors[j]);
         if (item == 0) ring_g[at * num_v_heads + head] = scalar[3 * GRID + j];
       }
     }

@@ -1,82 +1,97 @@
-// The gated delta rule of gdn_mix.cl for heads of 128 x 128 on sub-groups of 16: the state of a head is read once into registers, whatever the number of rows, and written
-// only when 64 rows are folded in. A sub-group holds 8 columns, a lane 8 elements of each. Sums over lanes are trees, always the same. Launches of a layer: gdn_keys,
-// gdn_rows, gdn_keep; with -DSHORT_RUNS, for runs of up to 8 rows, gdn_rows makes q and k by itself, to the same bits.
-#define ITEMS 256
+// The gated delta rule of gdn_mix.cl for heads of 128 x 128 on sub-groups of 16: the state of a head is read once a row, and written only when 64 rows are folded in. What is summed
+// over lies in a lane's registers: a lane has a column of the state, and meets k and q that other lanes hold and a broadcast brings, so nothing is exchanged between lanes but for norms.
+// Sums have one order, however rows are cut. Launches of a layer: gdn_keys, gdn_rows, gdn_keep; with -DSHORT_RUNS, for runs of up to 8 rows, gdn_rows makes q and k by itself, to the
+// same bits, and keeps what a single row leaves.
+#define ITEMS 128
 #include "backends/opencl/numeric.clh"
 #include "backends/opencl/step.clh"
 #include "backends/opencl/gdn.clh"
 #include "backends/opencl/lanes.clh"
+#include "backends/opencl/xe2.clh"
 
-#define D 128        // d_k and d_v
-#define COLUMNS 8    // of a sub-group
-#define GROUPS 16    // sub-groups
+#define D 128        // d_k and d_v: an item has a column
+#define GROUPS 8     // sub-groups
+#define HALF 64      // elements of d_k, of a column at a time, or of 16 rows of a chunk
 #define SHORT_RUN 8  // rows
 
-float dot8(float8 a, float8 b, float sum) {
-  sum = fma(a.s0, b.s0, sum);
-  sum = fma(a.s1, b.s1, sum);
-  sum = fma(a.s2, b.s2, sum);
-  sum = fma(a.s3, b.s3, sum);
-  sum = fma(a.s4, b.s4, sum);
-  sum = fma(a.s5, b.s5, sum);
-  sum = fma(a.s6, b.s6, sum);
-  return fma(a.s7, b.s7, sum);
-}
+#define ONE_BY_ONE _Pragma("unroll 1")  // loops whose turns are counted (gdn_row_pass() of programs.cpp)
 
-float8 widen8(const __global activation_t* p) {
+// Elements 8 n .. 8 n + 7, n known when the kernel is built, of what the lanes hold in turn in `registers`; emulation reads them from memory in place of asking other lanes.
+#ifdef EMULATED
+#define EIGHT(registers, n, in_memory) (in_memory)
+#else
+#define ELEMENT(registers, i) intel_sub_group_shuffle((registers)[(i) / 16], (i) % 16)
+#define EIGHT(registers, n, in_memory)                                                                                                                               \
+  (float8)(ELEMENT(registers, 8 * (n)), ELEMENT(registers, 8 * (n) + 1), ELEMENT(registers, 8 * (n) + 2), ELEMENT(registers, 8 * (n) + 3), ELEMENT(registers, 8 * (n) + 4), \
+           ELEMENT(registers, 8 * (n) + 5), ELEMENT(registers, 8 * (n) + 6), ELEMENT(registers, 8 * (n) + 7))
+#endif
+float sum8(float8 x) { return ((x.s0 + x.s1) + (x.s2 + x.s3)) + ((x.s4 + x.s5) + (x.s6 + x.s7)); }
+
 #ifdef ACTIVATION_BF16
-  return as_float8(convert_uint8(vload8(0, p)) << 16);
+activation_t quick_narrow(float x) { return bf16_of(x); }
 #else
-  return vload8(0, p);
+activation_t quick_narrow(float x) { return x; }
 #endif
-}
-// raw of gdn.clh for 8 channels.
-float8 raw8(const __global activation_t* qkv, const __global activation_t* window, int k_max, long channels, rows_t rows, long index, long channel) {
-  if (index < 0) return 0.0f;
-  const long length = 3 + k_max + 1;
-  if (index >= rows.cursor) return widen8(qkv + (rows.first_row + index - rows.cursor) * channels + channel);
-  return widen8(window + (rows.slot * length + index % length) * channels + channel);
-}
-// The lane's 8 elements of q (which 0) or k (1) of a row: convolved, l2-normalized, q also scaled by 128^-1/2, k rounded as the ring holds it. All lanes.
-float8 key_pair_of(int which, int num_k_heads, int k_head, const __global float* taps, const __global activation_t* qkv, const __global activation_t* window, int k_max,
-                   long channels, rows_t rows, long index, int lane) {
-  const long channel = ((long)which * num_k_heads + k_head) * D + lane * 8;
-  float8 y = 0.0f;
-  for (int tap = 0; tap < 4; ++tap) y = fma(vload8(0, taps + tap * channels + channel), raw8(qkv, window, k_max, channels, rows, index - 3 + tap, channel), y);
-  float x[8];
-  vstore8(y, 0, x);
-  for (int i = 0; i < 8; ++i) x[i] = round_activation(silu(x[i]));
-  y = vload8(0, x);
-  y *= 1.0f / sqrt(lanes_sum(dot8(y, y, 0.0f), lane) + 1e-6f) * (which == 0 ? 0.08838834764831845f : 1.0f);
-  vstore8(y, 0, x);
-  for (int i = 0; i < 8; ++i) x[i] = which == 0 ? x[i] : round_ring(x[i]);
-  return vload8(0, x);
+float quick_round(float x) { return widen(quick_narrow(x)); }
+// What the pointwise functions of numeric.clh are, in fewer instructions: within 1e-6 of them.
+float quick_sigmoid(float x) { return native_recip(1.0f + native_exp(-x)); }
+float quick_silu(float x) { return x * quick_sigmoid(x); }
+// log(1 + t) of t = e^-|x| is 2 artanh(t / (2 + t)), whose series has ever smaller powers of 1/9.
+float quick_softplus(float x) {
+  const float t = native_exp(-fabs(x)), z = t * native_recip(2.0f + t), z2 = z * z;
+  float series = 1.0f / 15;
+  series = fma(series, z2, 1.0f / 13);
+  series = fma(series, z2, 1.0f / 11);
+  series = fma(series, z2, 1.0f / 9);
+  series = fma(series, z2, 1.0f / 7);
+  series = fma(series, z2, 1.0f / 5);
+  series = fma(series, z2, 1.0f / 3);
+  series = fma(series, z2, 1.0f);
+  return fmax(x, 0.0f) + 2.0f * z * series;
 }
 
-// Where row j from the boundary on stands in the rings of all slots, for j below a ring's length.
-#define IN_RING(j) (rows.slot * length + wrapped(ring_start + (int)(j), (int)length))
-int wrapped(int at, int length) { return at < length ? at : at - length; }
-// The lane's 8 elements of the k of row j from the boundary on: of this step's rows, in `step`, or from the ring.
-#ifdef SHORT_RUNS
-#define KEY8_AT(j) key8_at(step_keys, ring_k, num_k_heads, k_head, (int)(boundary - rows.cursor) + (j), rows, IN_RING(j), lane)
-float8 key8_at(const __local float* step, const __global ring_t* ring_k, int num_k_heads, int k_head, int in_step, rows_t rows, long in_ring, int lane) {
-  if (in_step >= 0) return vload8(0, step + in_step * D + lane * 8);
-#else
-#define KEY8_AT(j) key8_at(keys, ring_k, num_k_heads, k_head, (int)(boundary - rows.cursor) + (j), rows, IN_RING(j), lane)
-float8 key8_at(const __global float* step, const __global ring_t* ring_k, int num_k_heads, int k_head, int in_step, rows_t rows, long in_ring, int lane) {
-  if (in_step >= 0) return vload8(0, step + (((rows.first_row + in_step) * num_k_heads + k_head) * 2 + 1) * D + lane * 8);
-#endif
-  const __global ring_t* k = ring_k + (in_ring * num_k_heads + k_head) * D + lane * 8;
-#ifdef RING_BF16
-  return as_float8(convert_uint8(vload8(0, k)) << 16);
-#else
-  return vload8(0, k);
-#endif
+// a b, of numbers below 2^32: the compiler multiplies longs in three times as many instructions.
+#define PRODUCT(a, b) ((ulong)(uint)(a) * (uint)(b))
+// x mod n, for x < 2^24.
+int remainder_of(int x, int n) {
+  const int rest = x - (int)((float)x * native_recip((float)n)) * n;  // -n <= rest < 2 n
+  return rest < 0 ? rest + n : rest >= n ? rest - n : rest;
 }
+int wrapped(int at, int length) { return at < length ? at : at - length; }
+// The run's rows of qkv, and the slot's window with the place in it of rows.cursor.
+typedef struct {
+  const __global activation_t *rows, *window;
+  int window_at, window_length, channels;
+} columns_t;
+columns_t columns_of(const __global activation_t* qkv, const __global activation_t* window, int k_max, int channels, rows_t rows) {
+  const int length = 3 + k_max + 1;
+  columns_t columns = {qkv + PRODUCT(rows.first_row, channels), window + PRODUCT((int)rows.slot * length, channels), remainder_of((int)rows.cursor, length), length, channels};
+  return columns;
+}
+// The column that stands `at` after the run's first row, at least -length.
+const __global activation_t* column_at(columns_t columns, int at) {
+  const int in_window = columns.window_at + at;
+  return (at >= 0 ? columns.rows : columns.window) + (at >= 0 ? at : in_window < 0 ? in_window + columns.window_length : in_window) * columns.channels;
+}
+// convolved() of gdn.clh.
+float convolved_in(columns_t columns, const __global float* taps, int index, int in_step, int channel) {
+  float y = 0.0f;
+  UNROLL
+  for (int tap = 0; tap < 4; ++tap) {
+    const uint there = index - 3 + tap >= 0 ? 0xffffffffu : 0u;
+    y = fma(taps[tap * columns.channels + channel], as_float(as_uint(widen(column_at(columns, in_step - 3 + tap)[channel])) & there), y);
+  }
+  return quick_round(quick_silu(y));
+}
+// Eight sums of 16 squares each.
+#define SUM_OF_8(x) sum8(vload8(0, x))
+// q or k of length 1, q also times 128^-1/2, k as the ring holds it.
+float query_value(float x, float squares) { return x * (rsqrt(squares + 1e-6f) * 0.08838834764831845f); }
+float key_value(float x, float squares) { return round_ring(x * rsqrt(squares + 1e-6f)); }
 
 #ifndef SHORT_RUNS
 // q and k of every row: keys f32 [rows, num_k_heads, 2, 128], q first. A sub-group per row (axis 0) and of q or k of a head (axis 1).
-__attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_size(16, 1, 1))) __kernel void gdn_keys(
+SUB_GROUP __attribute__((reqd_work_group_size(16, 1, 1))) __kernel void gdn_keys(
     int prompts_apart, int num_k_heads, int k_max, long channels, PLACE(const run_t, runs), PLACE(const int, row_runs), PLACE(const int, cursors), PLACE(const float, taps), PLACE(const activation_t, qkv),
     PLACE(const activation_t, window), PLACE(float, keys)) {
   FIND(const run_t, runs);
@@ -91,8 +106,17 @@ __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_si
   if (row_runs[row] < 0) return;
   const rows_t rows = rows_in_turn(runs[row_runs[row]], cursors, prompts_apart);
   if (rows.cursor == rows.end) return;
-  const float8 x = key_pair_of(which, num_k_heads, head, taps, qkv, window, k_max, channels, rows, rows.cursor + row - rows.first_row, lane);
-  vstore8(x, 0, keys + ((row * num_k_heads + head) * 2 + which) * D + lane * 8);
+  const columns_t columns = columns_of(qkv, window, k_max, (int)channels, rows);
+  const int in_step = (int)(row - rows.first_row);
+  float x[D / 16], sums[D / 16];
+  UNROLL
+  for (int n = 0; n < D / 16; ++n) {
+    x[n] = convolved_in(columns, taps, (int)rows.cursor + in_step, in_step, (which * num_k_heads + head) * D + n * 16 + lane);
+    sums[n] = lanes_sum(x[n] * x[n], lane);
+  }
+  const float squares = SUM_OF_8(sums);
+  UNROLL
+  for (int n = 0; n < D / 16; ++n) keys[((row * num_k_heads + head) * 2 + which) * D + n * 16 + lane] = which == 0 ? query_value(x[n], squares) : key_value(x[n], squares);
 }
 
 // After gdn_rows, and what gdn_prompt.cl computes. An item per run (axis 1) and channel (axis 0): k of the rows that the ring holds after the step, which a chunked prompt has kept,
@@ -115,132 +139,253 @@ __kernel void gdn_keep(int prompts_apart, int num_k_heads, int k_max, long chann
   if (in_k >= 0 && in_k < width && !(prompts_apart && is_chunked(run))) {
     const long length = GRID + k_max + 1, head = in_k / D, i = in_k % D;
     for (long index = max(rows.end - length, rows.cursor); index < rows.end; ++index)
-      ring_k[(rows.slot * length + index % length) * width + in_k] = ring_of(keys[(((rows.first_row + index - rows.cursor) * num_k_heads + head) * 2 + 1) * D + i]);
+      ring_k[(rows.slot * length + in_turn(index, length)) * width + in_k] = ring_of(keys[(((rows.first_row + index - rows.cursor) * num_k_heads + head) * 2 + 1) * D + i]);
   }
   keep_columns(k_max, channels, rows, channel, boundaries, qkv, window, boundary_columns);
 }
 #endif
 
-// The fold of a full chunk, in registers; all items.
-#define FOLD()                                                                                                                               \
-  barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);                                                                                       \
-  if (item < GRID) factors[item] = exp(sums[GRID - 1] - sums[item]);                                                                         \
-  barrier(CLK_LOCAL_MEM_FENCE);                                                                                                              \
-  {                                                                                                                                          \
-    const float folded_decay = exp(sums[GRID - 1]);                                                                                          \
-    UNROLL for (int c = 0; c < COLUMNS; ++c) state[c] *= folded_decay;                                                                       \
-    for (int j = 0; j < GRID; ++j) {                                                                                                         \
-      const float8 key = KEY8_AT(j);                                                                                                         \
-      const __global ring_t* u = ring_u + (IN_RING(j) * num_v_heads + head) * D + first_column;                                              \
-      UNROLL for (int c = 0; c < COLUMNS; ++c) state[c] = fma((float8)(factors[j] * ring_to_f32(u[c])), key, state[c]);                      \
-    }                                                                                                                                        \
-  }                                                                                                                                          \
-  barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
-#define STORE_STATE()                                                                                   \
-  UNROLL for (int c = 0; c < COLUMNS; ++c) vstore8(state[c], 0, states_at + (first_column + c) * D + lane * 8)
+// Row j from the boundary on in the rings of the run's slot and head, for j below a ring's length.
+#define IN_RING(j) wrapped(ring_start + (j), length)
+#define RING_KEY(j) (ring_k_at + IN_RING(j) * key_width)
+#define RING_U(j) (ring_u_at + IN_RING(j) * value_width)
+#define SUM_AT(j) sums[(boundary + (j)) & (MAX_CHUNK - 1)]
+#define RING_G(j) ring_g_at[IN_RING(j) * num_v_heads]
+// k of this step's row s.
+#ifdef SHORT_RUNS
+#define STEP_KEY(s) (step_keys + (s) * D)
+#define ROW_KEY(s) STEP_KEY(s)
+#else
+#define ROW_KEY(s) row_key
+#define STEP_KEY(s) (keys_at + (s) * (2 * key_width))
+#endif
+
+float8 widen_ring8(const __global ring_t* p) {
+#ifdef RING_BF16
+  return as_float8(convert_uint8(vload8(0, p)) << 16);
+#else
+  return vload8(0, p);
+#endif
+}
+// 8 rows of the ring's u from `row` on, of 16 columns; nothing is read, and 0 found, from `height` on.
+float8 read_u(const __global ring_t* ring, int num_v_heads, int height, int column, int row) {
+#ifdef RING_BF16
+  ushort8 bits;
+  intel_sub_group_2d_block_read_16b_8r16x1c((__global void*)ring, D * 2, height, num_v_heads * D * 2, (int2)(column, row), (__private ushort*)&bits);
+  return as_float8(convert_uint8(bits) << 16);
+#else
+  float8 u;
+  intel_sub_group_2d_block_read_32b_8r16x1c((__global void*)ring, D * 4, height, num_v_heads * D * 4, (int2)(column, row), (__private uint*)&u);
+  return u;
+#endif
+}
 
 // A group per run (axis 0) and value head (axis 1).
-__attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_size(ITEMS, 1, 1))) __kernel void gdn_rows(GDN_ROWS_PARAMETERS) {
+SUB_GROUP __attribute__((reqd_work_group_size(ITEMS, 1, 1))) __kernel void gdn_rows(GDN_ROWS_PARAMETERS) {
   FIND_GDN_ROWS;
-  __local float sums[MAX_CHUNK], along_k[MAX_CHUNK], along_q[MAX_CHUNK], factors[GRID], state_k[D], state_q[D], shared[ITEMS];
-  const int item = (int)get_local_id(0), lane = (int)get_sub_group_local_id(), group = item / 16, first_column = group * COLUMNS;
+  // G of the last rows by index; then of a row q, k and squares, its gates beta and e^G, and what the keys of its chunk are times k and q, by halves of d_k, then with their decay.
+  __local float sums[MAX_CHUNK], row_query[D], squares[3][GROUPS], gates[2], halves[2][2][GRID + 8], along[2][GRID + 8], factors[GRID];
+  const int item = (int)get_local_id(0), lane = (int)get_sub_group_local_id(), group = item / 16, first_column = group * 16;
   const int head = (int)get_group_id(1), k_head = k_heads[head];
   const rows_t rows = rows_in_turn(runs[get_group_id(0)], cursors, prompts_apart);
-  const long length = GRID + k_max + 1, values_at = 2 * (long)num_k_heads * D;
-  __global float* states_at = states + (rows.slot * num_v_heads + head) * (long)(D * D);
+  const int slot = (int)rows.slot, first_row = (int)rows.first_row, cursor = (int)rows.cursor, end = (int)rows.end;
+  const int length = GRID + k_max + 1, slot_ring = slot * length, key_width = num_k_heads * D, value_width = num_v_heads * D;
+  const columns_t columns = columns_of(qkv, window, k_max, (int)channels, rows);
+  __global float* state_column = states + (long)(slot * num_v_heads + head) * (D * D) + item * D;
+  __global ring_t* ring_k_at = ring_k + PRODUCT(slot_ring, key_width) + k_head * D;
+  __global ring_t* ring_u_at = ring_u + PRODUCT(slot_ring, value_width) + head * D;
+  __global float* ring_g_at = ring_g + slot_ring * num_v_heads + head;
+  __global float* keys_at = keys + (long)(first_row * num_k_heads + k_head) * (2 * D) + D;
 #ifdef SHORT_RUNS
-  __local float step_keys[SHORT_RUN * D], row_query[D];
-  bool is_first = true;  // of the value heads of its key head: gives k to gdn_keep
-  for (int other = 0; other < head; ++other) is_first = is_first && k_heads[other] != k_head;
-#endif
-  float8 state[COLUMNS];
-  UNROLL for (int c = 0; c < COLUMNS; ++c) state[c] = vload8(0, states_at + (first_column + c) * D + lane * 8);
-  long boundary = rows.cursor == rows.end ? 0 : boundaries[rows.slot];
-  int ring_start = (int)(boundary % length);
-  const bool due = boundary + GRID <= rows.cursor;  // a fold that the steps before have left
-  const int known = (int)(due ? GRID : rows.cursor - boundary);
-  if (item < known) sums[item] = ring_g[IN_RING(item) * num_v_heads + head];
-  if (due) {
-    FOLD();
-    STORE_STATE();
-    boundary += GRID;
-    ring_start = (int)(boundary % length);
-    if (item < rows.cursor - boundary) sums[item] = ring_g[IN_RING(item) * num_v_heads + head];
-  }
-  barrier(CLK_LOCAL_MEM_FENCE);
-
-  bool crossed = false;  // the row's boundary is one past the chunk's, whose fold is not stored
-  for (long index = rows.cursor; index < rows.end; ++index) {
-    if (index == boundary + GRID) {
-      FOLD();
-      if (rows.committed) {
-        STORE_STATE();
-        boundary += GRID;
-        ring_start = (int)(boundary % length);
-      } else {
-        crossed = true;
-      }
-    }
-    const long row = rows.first_row + index - rows.cursor;
-    const int place = (int)(index - boundary), base = crossed ? GRID : 0;  // of the row, and of its chunk's first row
-#ifdef SHORT_RUNS
-    __local float* row_key = step_keys + (index - rows.cursor) * D;
-    const float8 mine = key_pair_of(group & 1, num_k_heads, k_head, taps, qkv, window, k_max, channels, rows, index, lane);
-    if (group < 2) vstore8(mine, 0, (group == 0 ? row_query : row_key) + lane * 8);
-    if (group == 1 && is_first) vstore8(mine, 0, keys + ((row * num_k_heads + k_head) * 2 + 1) * D + lane * 8);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    const float8 q = vload8(0, row_query + lane * 8), k = vload8(0, row_key + lane * 8);
+  __local float step_keys[SHORT_RUN * D];
+  const bool gives_key = is_first_of_key(k_heads, num_v_heads, head);
 #else
-    const __global float* key_pair = keys + (row * num_k_heads + k_head) * 2 * D + lane * 8;
-    const float8 q = vload8(0, key_pair), k = vload8(0, key_pair + D);
+  __local float row_key[D];
 #endif
-    const float beta = round_activation(sigmoid(widen(b[row * num_v_heads + head])));
-    const float decay_log = decays[head] * softplus(widen(a[row * num_v_heads + head]) + dt_bias[head]);
-    const float total = place > base ? sums[place - 1] + decay_log : decay_log, decay = exp(total);
+  int boundary = cursor == end ? 0 : boundaries[slot];
+  int ring_start = remainder_of(boundary, length), in_ring = cursor - boundary;  // where the rows from the boundary on begin in the ring, and how many are there
+  if (item < in_ring) SUM_AT(item) = RING_G(item);
+
+  for (int index = cursor; index <= end; ++index) {
+    // A full chunk is folded in: one that the steps before have left, one that the run goes past, and one that it ends with. A fold past drafts is not stored, and done again for each row.
+    const bool is_row = index < end, folds = index >= boundary + GRID, stores = folds && (rows.committed || in_ring >= GRID);
+    const int num_folds = (index - boundary) >> 6;
+    if (!is_row && !(folds && rows.committed)) break;
+    const int in_step = index - cursor, row = first_row + in_step;
+    const int place = index - boundary, base = folds ? GRID : 0, before = place - base;  // of the row, of its chunk's first row, and how many are between
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (item == 0) sums[place] = total;
-    for (int first = base; first <= place; first += GROUPS) {  // a sub-group a row of the chunk; all take the same number of turns
-      const int j = min(first + group, place);
-      const float8 key = KEY8_AT(j);
-      const float dot_k = lanes_sum(dot8(key, k, 0.0f), lane), dot_q = lanes_sum(dot8(key, q, 0.0f), lane);
-      if (lane == 0 && first + group <= place) {
-        const float factor = j < place ? exp(total - sums[j]) : 1.0f;
-        along_k[j] = factor * dot_k;
-        along_q[j] = factor * dot_q;
+    float v = 0.0f;
+    __local float* this_key = ROW_KEY(in_step);
+    if (is_row) {
+      // Conv of q, k and v; the row's gates are one sub-group's.
+      const int v_channel = 2 * key_width + head * D + item;
+      v = convolved_in(columns, taps, index, in_step, v_channel);
+      if (group == GROUPS - 1) {
+        const float decay_log = decays[head] * quick_softplus(widen(a[row * num_v_heads + head]) + dt_bias[head]);
+        const float total = before > 0 ? SUM_AT(place - 1) + decay_log : decay_log;
+        if (lane == 0) {
+          SUM_AT(place) = total;
+          gates[0] = quick_round(quick_sigmoid(widen(b[row * num_v_heads + head])));
+          gates[1] = exp(total);
+        }
       }
-    }
-    UNROLL for (int c = 0; c < COLUMNS; ++c) {
-      const float dot_k = lanes_sum(dot8(state[c], k, 0.0f), lane), dot_q = lanes_sum(dot8(state[c], q, 0.0f), lane);
+#ifdef SHORT_RUNS
+      const int q_channel = k_head * D + item, k_channel = key_width + q_channel;
+      const float convolved_q = convolved_in(columns, taps, index, in_step, q_channel), convolved_k = convolved_in(columns, taps, index, in_step, k_channel);
+      const float q_square = lanes_sum(convolved_q * convolved_q, lane), k_square = lanes_sum(convolved_k * convolved_k, lane);
       if (lane == 0) {
-        state_k[first_column + c] = decay * dot_k;
-        state_q[first_column + c] = decay * dot_q;
+        squares[0][group] = q_square;
+        squares[1][group] = k_square;
       }
+      barrier(CLK_LOCAL_MEM_FENCE);
+      const float k = key_value(convolved_k, SUM_OF_8(squares[1]));
+      row_query[item] = query_value(convolved_q, SUM_OF_8(squares[0]));
+      this_key[item] = k;
+      if (keeps) {  // a single row: no group reads its place in the rings
+        const int kept[3] = {v_channel, q_channel, k_channel}, folded_end = (rows.committed ? end : cursor) & -GRID;
+        const bool folded = folded_end > boundaries[slot];
+        __global activation_t* window_here = (__global activation_t*)columns.window + columns.window_at * columns.channels;
+        UNROLL
+        for (int n = 0; n < 3; ++n)
+          if (n == 0 || gives_key) window_here[kept[n]] = columns.rows[kept[n]];
+        ONE_BY_ONE
+        for (int i = 0; folded && i < 3; ++i) {
+          UNROLL
+          for (int n = 0; n < 3; ++n)
+            if (n == 0 || gives_key) boundary_columns[PRODUCT(slot * 3 + i, columns.channels) + kept[n]] = column_at(columns, folded_end - cursor - 3 + i)[kept[n]];
+        }
+        if (gives_key) RING_KEY(place)[item] = ring_of(k);
+      } else if (gives_key) {
+        keys_at[in_step * (2 * key_width) + item] = k;
+      }
+#else
+      row_query[item] = STEP_KEY(in_step)[item - D];
+      this_key[item] = STEP_KEY(in_step)[item];
+#endif
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    float o = 0.0f;
-    if (item < D) {
-      float predicted = state_k[item];
-      o = state_q[item];
-      for (int j = base; j < place; ++j) {
-        const float u_j = ring_to_f32(ring_u[(IN_RING(j) * num_v_heads + head) * D + item]);
-        predicted = fma(along_k[j], u_j, predicted);
-        o = fma(along_q[j], u_j, o);
+
+    // S^T k and S^T q of the item's column.
+    float state_k = 0.0f, state_q = 0.0f;
+    ONE_BY_ONE
+    for (int half_k = 0; half_k < 2; ++half_k) {
+      float8 state[HALF / 8], dot_k = 0.0f, dot_q = 0.0f;
+      __global float* column_at_half = state_column + half_k * HALF;
+      float k[HALF / 16], q[HALF / 16];
+      UNROLL
+      for (int n = 0; n < HALF / 8; ++n) state[n] = vload8(n, column_at_half);
+      for (int fold = 0; fold < num_folds; ++fold) {  // once at most; a loop, so that its instructions are counted apart
+        if (item < GRID) factors[item] = exp(SUM_AT(GRID - 1) - SUM_AT(item));
+        barrier(CLK_LOCAL_MEM_FENCE);
+        const float folded_decay = exp(SUM_AT(GRID - 1));
+        UNROLL
+        for (int n = 0; n < HALF / 8; ++n) state[n] *= folded_decay;
+        ONE_BY_ONE
+        for (int j = 0; j < GRID; ++j) {
+          const float u = factors[j] * ring_to_f32(RING_U(j)[item]);
+          if (j >= in_ring) {
+            UNROLL
+            for (int n = 0; n < HALF / 16; ++n) k[n] = (STEP_KEY(j - in_ring) + half_k * HALF + lane)[n * 16];
+          } else {
+            UNROLL
+            for (int n = 0; n < HALF / 16; ++n) k[n] = ring_to_f32((RING_KEY(j) + half_k * HALF + lane)[n * 16]);
+          }
+          UNROLL
+          for (int n = 0; n < HALF / 8; ++n)
+            state[n] = fma((float8)u, EIGHT(k, n, j >= in_ring ? vload8(n, STEP_KEY(j - in_ring) + half_k * HALF) : widen_ring8(RING_KEY(j) + half_k * HALF + n * 8)), state[n]);
+        }
+        if (stores) {
+          UNROLL
+          for (int n = 0; n < HALF / 8; ++n) vstore8(state[n], n, column_at_half);
+        }
       }
-      const float v = convolved(taps, qkv, window, k_max, channels, rows, index, values_at + (long)head * D + item);
-      const float u = round_ring(beta * (v - predicted));
-      o = fma(along_q[place], u, o);
-      ring_u[(IN_RING(place) * num_v_heads + head) * D + item] = ring_of(u);
+      const __local float *keys_here = this_key + half_k * HALF, *query_here = row_query + half_k * HALF;
+      UNROLL
+      for (int n = 0; n < HALF / 16; ++n) {
+        k[n] = (keys_here + lane)[n * 16];
+        q[n] = (query_here + lane)[n * 16];
+      }
+      UNROLL
+      for (int n = 0; n < HALF / 8; ++n) {
+        dot_k = fma(EIGHT(k, n, vload8(n, keys_here)), state[n], dot_k);
+        dot_q = fma(EIGHT(q, n, vload8(n, query_here)), state[n], dot_q);
+      }
+      state_k += sum8(dot_k);
+      state_q += sum8(dot_q);
     }
-    if (item == 0) ring_g[IN_RING(place) * num_v_heads + head] = total;
-    const float scale = 1.0f / sqrt(group_sum(o * o, shared) / (float)D + eps);
-    if (item < D) {
-      const long at = (row * num_v_heads + head) * D + item;
-      out[at] = narrow(o * scale * norm[item] * silu(widen(z[at])));
+    if (!is_row) break;
+    // Those of a lane's row of the chunk: half of d_k, which are two sub-groups'.
+    const int half_k = group / 4;
+    ONE_BY_ONE
+    for (int first = group % 4 * 16; first <= before; first += GRID) {
+      const int j = base + min(first + lane, before);
+      const __local float *keys_here = this_key + half_k * HALF, *query_here = row_query + half_k * HALF;
+      float k[HALF / 16], q[HALF / 16];
+      float8 key[HALF / 8], dot_k = 0.0f, dot_q = 0.0f;
+      if (j >= in_ring) {
+        UNROLL
+        for (int n = 0; n < HALF / 8; ++n) key[n] = vload8(n, STEP_KEY(j - in_ring) + half_k * HALF);
+      } else {
+        UNROLL
+        for (int n = 0; n < HALF / 8; ++n) key[n] = widen_ring8(RING_KEY(j) + half_k * HALF + n * 8);
+      }
+      UNROLL
+      for (int n = 0; n < HALF / 16; ++n) {
+        k[n] = (keys_here + lane)[n * 16];
+        q[n] = (query_here + lane)[n * 16];
+      }
+      UNROLL
+      for (int n = 0; n < HALF / 8; ++n) {
+        dot_k = fma(EIGHT(k, n, vload8(n, keys_here)), key[n], dot_k);
+        dot_q = fma(EIGHT(q, n, vload8(n, query_here)), key[n], dot_q);
+      }
+      halves[0][half_k][first + lane] = sum8(dot_k);
+      halves[1][half_k][first + lane] = sum8(dot_q);
     }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (item < GRID + 8) {
+      const float factor = item < before ? exp(SUM_AT(place) - SUM_AT(base + item)) : item == before ? 1.0f : 0.0f;
+      along[0][item] = item <= before ? factor * (halves[0][0][item] + halves[0][1][item]) : 0.0f;
+      along[1][item] = item <= before ? factor * (halves[1][0][item] + halves[1][1][item]) : 0.0f;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+
+    // The ring's u, 8 rows at a time; the ring may end between them.
+    float predicted = gates[1] * state_k, o = gates[1] * state_q;
+    const __local float* along_here = along[lane / 8] + lane % 8;
+    ONE_BY_ONE
+    for (int j = 0; j < before;) {
+      const int at = IN_RING(base + j), taken = min(min(8, before - j), length - at);
+      const float8 u = read_u(ring_u_at, num_v_heads, at + taken, first_column, at);
+#ifdef EMULATED
+      for (int i = 0; i < taken; ++i) {
+        predicted = fma(along[0][j + i], ((const float*)&u)[i], predicted);
+        o = fma(along[1][j + i], ((const float*)&u)[i], o);
+      }
+#else
+      const float of_8_rows[1] = {along_here[j]};
+      const float8 k = EIGHT(of_8_rows, 0, 0), q = EIGHT(of_8_rows, 1, 0);
+      UNROLL
+      for (int i = 0; i < 8; ++i) {
+        predicted = fma(k[i], u[i], predicted);
+        o = fma(q[i], u[i], o);
+      }
+#endif
+      j += taken;
+    }
+    const float u = round_ring(gates[0] * (v - predicted));
+    o = fma(along[1][before], u, o);
+    RING_U(place)[item] = ring_of(u);
+    if (item == 0) RING_G(place) = SUM_AT(place);
+    const float square = lanes_sum(o * o, lane);
+    if (lane == 0) squares[2][group] = square;
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-  }
-  if (rows.committed && rows.cursor < rows.end && rows.end == boundary + GRID) {
-    FOLD();
-    STORE_STATE();
+    const int at = (row * num_v_heads + head) * D + item;
+    if (stores) {
+      boundary += GRID;
+      ring_start = wrapped(ring_start + GRID, length);
+      in_ring -= GRID;
+    }
+    out[at] = quick_narrow(o * rsqrt(SUM_OF_8(squares[2]) / (float)D + eps) * norm[item] * quick_silu(widen(z[at])));
   }
 }

@@ -17,8 +17,8 @@ constexpr ops::Candidate<Op> kLinear[] = {{"opencl.dpas", dpas::accepts, dpas::m
 constexpr ops::Candidate<ops::Attention> kAttention[] = {{"opencl.dpas", dpas::accepts, dpas::make, false, {1, 1}},
                                                         {"opencl.simd16", simd16::accepts, simd16::make, false, {1, 1}},
                                                         {"opencl.plain", plain::accepts, plain::make, false, {1, 1}}};
-constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"opencl.dpas", dpas::accepts, dpas::make, false, {2, 5}},
-                                                  {"opencl.simd16", simd16::accepts, simd16::make, false, {2, 3}},
+constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"opencl.dpas", dpas::accepts, dpas::make, false, {1, 5}},
+                                                  {"opencl.simd16", simd16::accepts, simd16::make, false, {1, 3}},
                                                   {"opencl.plain", plain::accepts, plain::make, false, {4, 4}}};
 
 using Launches = ops::LaunchCounts;  // of decode rows, of a prompt

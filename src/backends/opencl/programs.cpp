@@ -48,10 +48,13 @@ bool read_program(std::string_view line, DeclaredProgram& program) {
   for (const std::string_view declared : split(columns[3], ' ')) {
     const std::vector<std::string_view> fields = split(declared, ':');
     DeclaredKernel kernel;
-    if (fields.size() != 4 && fields.size() != 5) return false;
+    if (fields.size() < 4 || fields.size() > 6) return false;
     kernel.name = fields[0];
     if (!read_number(fields[1], kernel.registers) || !read_number(fields[2], kernel.matrix_instructions) || !read_number(fields[3], kernel.block_loads)) return false;
-    if (fields.size() == 5 && !read_number(fields[4], kernel.turn_instructions)) return false;
+    if (fields.size() >= 5 && !read_number(fields[4], kernel.turn_instructions)) return false;
+    if (fields.size() == 6)
+      for (const std::string_view loop : split(fields[5], '/'))
+        if (!read_number(loop, kernel.loops.emplace_back())) return false;
     program.kernels.push_back(kernel);
   }
   return !program.name.empty() && !program.unit.empty();
@@ -87,7 +90,7 @@ Result<Declarations> parse_declarations(std::string_view text) {
       continue;
     }
     if (!read_program(line, found.programs.emplace_back()))
-      return invalid_argument("line {}: expected name | unit | bytes[:rows:rows] | kernel:registers:dpas:loads[:instructions] ... | definitions, found '{}'", number, line);
+      return invalid_argument("line {}: expected name | unit | bytes[:rows:rows] | kernel:registers:dpas:loads[:instructions[:loop/loop...]] ... | definitions, found '{}'", number, line);
   }
   return found;
 }
@@ -149,6 +152,63 @@ Result<ChunkPass> gdn_chunk_pass(std::string_view ring) {
     return std::max<double>(kernel->turn_instructions, kMatrixClocks * kernel->matrix_instructions);
   };
   return ChunkPass{program->turn_rows, kRowGroups * slots("gdn_prompt_rows"), kRowGroups * (slots("gdn_prompt_chunks") + slots("gdn_prompt_norm")), kScanGroups * slots("gdn_prompt_scan")};
+}
+
+Result<RowPass> gdn_row_pass(std::string_view ring, bool with_keys) {
+  constexpr int kGroups = 8, kLanes = 16;     // sub-groups of gdn_rows
+  constexpr double kGrid = 64, kBlock = 8;    // rows of a chunk, and of the ring's u in a turn
+  constexpr double kFolds = 1 / kGrid;        // of a row
+  // Blocks before a row, whose place in its chunk is anything from 0 to 63 : ceil(place / 8) on average, and one that the ring's end cuts in two.
+  constexpr double kBlocks = (kGrid / kBlock + 1) / 2 - (kGrid / kBlock) / kGrid + 1;
+  // Two sub-groups take 16 rows of the chunk, from the first to the row itself: 1 to 4 such tiles.
+  constexpr double kTiles = (1 + 2 + 3 + 4) / 4.0 * 2 / kGroups;
+  // The turns that a row makes of each loop in gdn_rows, in the order in which they begin: rows; with keys, the columns before a boundary; halves of d_k, the fold in there, its rows; tiles of the chunk; blocks of u.
+  std::vector<double> turns{1, 2, 2 * kFolds, 2 * kFolds * kGrid, kTiles, kBlocks};
+  if (with_keys) turns.insert(turns.begin() + 1, 3 * kFolds);
+  const DeclaredProgram* program = nullptr;
+  const DeclaredProgram* beside = nullptr;  // with the other kernels
+  for (const DeclaredProgram& p : declarations().programs) {
+    if (p.unit != "gdn_simd16" || p.definitions.find(fmt::format("-DRING_{} ", ring)) == std::string_view::npos) continue;
+    const bool is_short = p.definitions.find("-DSHORT_RUNS") != std::string_view::npos;
+    if (is_short == with_keys) program = &p;
+    if (!is_short) beside = &p;
+  }
+  if (program == nullptr || beside == nullptr) return make_error(ErrorCode::kNotFound, "programs.txt has no gdn_simd16 for rings of {}", ring);
+  const auto kernel_of = [](const DeclaredProgram& of, std::string_view name) {
+    const auto found = std::find_if(of.kernels.begin(), of.kernels.end(), [&](const DeclaredKernel& k) { return k.name == name; });
+    return found == of.kernels.end() ? DeclaredKernel{} : *found;
+  };
+  const DeclaredKernel rows = kernel_of(*program, "gdn_rows");
+  if (rows.loops.size() != turns.size()) return make_error(ErrorCode::kInternal, "gdn_rows has {} loops in its machine code, and turns are known of {}", rows.loops.size(), turns.size());
+  RowPass pass;
+  pass.slots_per_run = rows.turn_instructions;
+  for (size_t i = 0; i < turns.size(); ++i) {
+    pass.slots_per_run -= rows.loops[i];
+    pass.slots_per_row += turns[i] * rows.loops[i];
+  }
+  pass.slots_per_run *= kGroups;
+  pass.slots_per_row *= kGroups;
+  if (!with_keys) pass.slots_per_row_of_head = kernel_of(*beside, "gdn_keys").turn_instructions;
+  pass.slots_per_channel = static_cast<double>(kernel_of(*beside, "gdn_keep").turn_instructions) / kLanes;
+  return pass;
+}
+
+Result<AttentionPass> attention_decode_pass(std::string_view cache) {
+  for (const DeclaredProgram& program : declarations().programs) {
+    const bool is_e4m3 = program.definitions.find("-DKV_E4M3") != std::string_view::npos, is_scaled = program.definitions.find("-DSCALED_OPERANDS") != std::string_view::npos;
+    if (program.unit != "attention_dpas" || is_scaled || cache != (is_e4m3 ? "E4M3" : "BF16")) continue;
+    for (const DeclaredKernel& kernel : program.kernels) {
+      if (kernel.name != "attention_decode") continue;
+      constexpr size_t kLoops = 4;  // turns over keys; the groups' largest scores, their sums, their values
+      if (kernel.loops.size() != kLoops) return make_error(ErrorCode::kInternal, "attention_decode has {} loops in its machine code, and turns are known of {}", kernel.loops.size(), kLoops);
+      AttentionPass pass;
+      pass.slots_per_turn = std::max<double>(kernel.loops[0], kMatrixClocks * kernel.matrix_instructions);
+      pass.slots_per_group = kernel.loops[1] + kernel.loops[2] + kernel.loops[3];
+      pass.slots = kernel.turn_instructions - kernel.loops[0] - pass.slots_per_group;
+      return pass;
+    }
+  }
+  return make_error(ErrorCode::kNotFound, "programs.txt has no attention_decode for a cache of {}", cache);
 }
 
 }  // namespace quern::opencl

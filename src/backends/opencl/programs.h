@@ -11,16 +11,23 @@
 
 namespace quern::opencl {
 
+/// Rows of the longest decode run whose q and k gdn_rows makes itself (SHORT_RUN of gdn_simd16.cl).
+inline constexpr int32_t kGdnShortRun = 8;
+
+/// Groups that share the keys of a decode row, at most, and the sub-groups of one in attention_dpas.cl (SPLITS) with the keys of their turns (KEYS).
+inline constexpr int kDecodeShares = 16, kDecodeSplits = 4, kDecodeKeys = 32;
+
 struct DeclaredKernel {
   std::string_view name;
   int registers = 0, matrix_instructions = 0, block_loads = 0;
   int turn_instructions = 0;  // of a sub-group in a turn of the inner loop; 0: there is none that reads weights. Where no weights are read but rows are declared, of the whole kernel
+  std::vector<int> loops;     // where rows are computed one by one: what of these instructions is in each loop and in no loop inside it, in the order in which loops begin
 };
 
 struct DeclaredProgram {
   std::string_view name, unit;
   int turn_bytes = 0;  // weight bytes that a turn of the inner loop reads; 0: the program reads no weights
-  int turn_rows = 0;   // rows that meet them in one sub-group; without weights, rows of a chunk that its kernels share; 0: not counted
+  int turn_rows = 0;   // rows that meet them in one sub-group; without weights, rows of a chunk that its kernels share, 1: rows one by one; 0: not counted
   int read_rows = 0;   // rows of a work-group, for which they are read once
   std::vector<DeclaredKernel> kernels;
   std::string_view definitions;
@@ -61,5 +68,25 @@ struct ChunkPass {
 };
 /// `ring`: "F32" or "BF16".
 Result<ChunkPass> gdn_chunk_pass(std::string_view ring);
+
+/// Issue slots of an engine that gdn_simd16.cl takes for the rows of a run, one after the other, with half a ring of rows before them on average: all that stands in no loop, and the loops by their turns. An upper
+/// bound, since what one sub-group does for all, or a row in so many, is counted in each unless a loop holds it.
+struct RowPass {
+  double slots_per_run = 0;          // of a value head, before its first row
+  double slots_per_row = 0;          // of a value head, with the fold that every 64th row brings
+  double slots_per_row_of_head = 0;  // of q and k each, where they have a launch of their own
+  double slots_per_channel = 0;      // of gdn_keep, where that is launched
+};
+/// `with_keys`: gdn_rows makes q and k itself. Error: the loops are not those whose turns are known.
+Result<RowPass> gdn_row_pass(std::string_view ring, bool with_keys);
+
+/// Issue slots that a sub-group of attention_decode (attention_dpas.cl) takes for a row and kv head, the last one to come, which merges what all groups have found.
+struct AttentionPass {
+  double slots = 0;            // beside the loops
+  double slots_per_turn = 0;   // of kDecodeKeys keys
+  double slots_per_group = 0;  // that has keys
+};
+/// `cache`: "BF16" or "E4M3". Errors as above.
+Result<AttentionPass> attention_decode_pass(std::string_view cache);
 
 }  // namespace quern::opencl
