@@ -49,6 +49,8 @@ inline std::string device_under_test() {
   const char* name = std::getenv("QUERN_TEST_DEVICE");
   return name != nullptr ? name : platform_under_test() + ":0";
 }
+/// QUERN_TEST_FEW_LAUNCHES: for sanitizers, under which a launch takes a thousand times as long. Tests of many launches then keep one of each kind that kernels know.
+inline bool few_launches() { return std::getenv("QUERN_TEST_FEW_LAUNCHES") != nullptr; }
 inline Result<std::unique_ptr<Device>> open_device_under_test(int num_threads = 2) {
   return backends::open_device(device_under_test(), {.num_threads = num_threads, .inspectable = true});
 }
@@ -69,6 +71,22 @@ class Bed {
 
   Device& device() { return *device_; }
   Stream& stream() { return *stream_; }
+
+  /// What is made while it lives goes with it.
+  class Temporaries {
+   public:
+    explicit Temporaries(Bed& bed) : bed_(bed), first_(bed.buffers_.size()) {}
+    ~Temporaries() {
+      EXPECT_OK(bed_.stream_->finish());
+      bed_.buffers_.resize(first_);
+    }
+    Temporaries(const Temporaries&) = delete;
+    Temporaries& operator=(const Temporaries&) = delete;
+
+   private:
+    Bed& bed_;
+    size_t first_;
+  };
 
   /// Every byte is 0xff: NaN in all float types, -1 in i32.
   TensorView tensor(DType dtype, const Shape& shape) {

@@ -58,15 +58,16 @@ class GdnBed {
   }
 
   /// Rows of tokens [first, first + rows) of the sequence as one run, `draft` of them possibly fed with other values than the sequence's:
-  /// row i uses the inputs of token `source[i]`. Returns the output.
-  TensorView enqueue(int64_t slot, const std::vector<int64_t>& source, RowKind kind, bool committed) {
+  /// row i uses the inputs of token `source[i]`. Returns the output's bytes.
+  std::string enqueue(int64_t slot, const std::vector<int64_t>& source, RowKind kind, bool committed) {
+    const Bed::Temporaries temporaries(bed_);
     const auto rows = static_cast<int64_t>(source.size());
     const GdnInputs in{gather(qkv_, source), gather(z_, source), gather(b_, source), gather(a_, source)};
     const TensorView out = bed_.tensor(activation_, {rows, extent_.nv * extent_.dv});
     const Step step(bed_, {{static_cast<int32_t>(slot), 0, static_cast<int32_t>(rows), kind, committed}}, slots_);
     Launch launch = bed_.launch(*kernel_, rows);
     kernel_->enqueue(step.rows, in, *packed_, state_, {ActivationLayout::kPlain, out, {}}, launch);
-    return out;
+    return Bed::bytes(out);
   }
   /// Committed rows of several slots in one step: the next `rows` of each. Their outputs, one after the other.
   std::vector<std::string> feed_together(const std::vector<std::pair<int64_t, int64_t>>& slot_and_rows, RowKind kind = RowKind::kPrompt) {
@@ -76,6 +77,7 @@ class GdnBed {
       runs.push_back({static_cast<int32_t>(slot), static_cast<int32_t>(source.size()), static_cast<int32_t>(rows), kind, true});
       for (const int64_t token : range(cursor(slot), rows)) source.push_back(token);
     }
+    const Bed::Temporaries temporaries(bed_);
     const GdnInputs in{gather(qkv_, source), gather(z_, source), gather(b_, source), gather(a_, source)};
     const TensorView out = bed_.tensor(activation_, {std::ssize(source), extent_.nv * extent_.dv});
     const Step step(bed_, runs, slots_);
@@ -98,9 +100,9 @@ class GdnBed {
   }
   /// Committed rows of tokens [cursor, cursor + rows).
   std::string feed(int64_t slot, int64_t rows, RowKind kind) {
-    const TensorView out = enqueue(slot, range(cursor(slot), rows), kind, true);
+    std::string out = enqueue(slot, range(cursor(slot), rows), kind, true);
     advance(slot, rows, rows, true);
-    return Bed::bytes(out);
+    return out;
   }
   std::string feed_all(int64_t slot, int64_t length, int64_t chunk, RowKind kind) {
     std::string out;
@@ -111,9 +113,9 @@ class GdnBed {
   std::string verify(int64_t slot, int64_t drafts, int64_t accepted) {
     std::vector<int64_t> source = range(cursor(slot), drafts + 1);
     for (int64_t i = accepted; i <= drafts; ++i) source[static_cast<size_t>(i)] = 219 - i;
-    const TensorView out = enqueue(slot, source, RowKind::kDecode, false);
+    const std::string out = enqueue(slot, source, RowKind::kDecode, false);
     advance(slot, drafts + 1, accepted, false);
-    return Bed::bytes(out).substr(0, static_cast<size_t>(accepted * extent_.nv * extent_.dv) * dtype_size(activation_));
+    return out.substr(0, static_cast<size_t>(accepted * extent_.nv * extent_.dv) * dtype_size(activation_));
   }
   static std::vector<int64_t> range(int64_t first, int64_t n) {
     std::vector<int64_t> result;
@@ -180,7 +182,7 @@ class GdnBed {
   }
   TensorView gather(const TensorView& all, const std::vector<int64_t>& source) {
     const TensorView out = bed_.tensor(all.dtype, {static_cast<int64_t>(source.size()), all.shape[1]});
-    for (size_t i = 0; i < source.size(); ++i) bed_.stream().copy(all.at(source[i]), out.at(static_cast<int64_t>(i)));
+    for (size_t i = 0; i < source.size(); ++i) std::memcpy(out.at(static_cast<int64_t>(i)).data<std::byte>(), all.at(source[i]).data<std::byte>(), all.at(source[i]).size_bytes());
     return out;
   }
 
@@ -263,6 +265,7 @@ TEST(GdnMix, RollsBackToWhatWasAcceptedAlsoAcrossABoundary) {
 TEST(GdnMix, OfTheModelsHeadsStaysNearTheRecurrenceForRowsOfBothKinds) {
   for (const DType ring : {DType::kF32, DType::kBF16})
     for (const auto& [chunk, kind] : {std::pair{int64_t{200}, RowKind::kPrompt}, {64, RowKind::kPrompt}, {1, RowKind::kDecode}, {5, RowKind::kDecode}}) {
+      if (few_launches() && chunk == 1) continue;
       SCOPED_TRACE(fmt::format("{} ring, {} {} rows at a time", dtype_name(ring), chunk, kind == RowKind::kPrompt ? "prompt" : "decode"));
       GdnBed bed(kGdnRealHeads, DType::kBF16, ring);
       Vector state;
@@ -292,19 +295,20 @@ TEST(GdnMix, OfTheModelsHeadsGivesTheSameBitsHoweverRowsOfAKindAreCut) {
 }
 
 TEST(GdnMix, OfTheModelsHeadsRollsBackToWhatWasAcceptedAlsoAcrossABoundary) {
-  for (const int64_t prompt : {5, 59, 62, 63, 64, 126}) {
+  const int64_t end = few_launches() ? 140 : 210;
+  for (const int64_t prompt : few_launches() ? std::vector<int64_t>{62} : std::vector<int64_t>{5, 59, 62, 63, 64, 126}) {
     GdnBed plain(kGdnRealHeads, DType::kBF16, DType::kBF16);
     std::string expected = plain.feed_all(0, prompt, prompt, RowKind::kPrompt);
-    while (plain.cursor(0) < 210) expected += plain.feed(0, 1, RowKind::kDecode);
-    for (int64_t accepted = 1; accepted <= kMaxDrafts + 1; ++accepted) {
+    while (plain.cursor(0) < end) expected += plain.feed(0, 1, RowKind::kDecode);
+    for (int64_t accepted = few_launches() ? kMaxDrafts : 1; accepted <= (few_launches() ? kMaxDrafts : kMaxDrafts + 1); ++accepted) {
       SCOPED_TRACE(fmt::format("prompt {}, {} of {} rows accepted", prompt, accepted, kMaxDrafts + 1));
       GdnBed bed(kGdnRealHeads, DType::kBF16, DType::kBF16);
       std::string out = bed.feed_all(0, prompt, prompt, RowKind::kPrompt);
       out += bed.verify(0, kMaxDrafts, accepted);
       EXPECT_EQ(bed.boundary(0), prompt / 64 * 64) << "a verify stores no fold";
-      while (bed.cursor(0) < 200)
+      while (bed.cursor(0) < end - 10)
         out += bed.verify(0, bed.cursor(0) % (kMaxDrafts + 1), bed.cursor(0) % 3 == 0 ? 1 : bed.cursor(0) % (kMaxDrafts + 1) + 1);
-      while (bed.cursor(0) < 210) out += bed.feed(0, 1, RowKind::kDecode);
+      while (bed.cursor(0) < end) out += bed.feed(0, 1, RowKind::kDecode);
       EXPECT_EQ(out, expected);
       EXPECT_EQ(bed.live_state(0), plain.live_state(0));
     }
@@ -357,6 +361,7 @@ TEST(GdnMix, OfAWholeLayerMixesDecodeRowsOfManySlotsAsIfAlone) {
 
 TEST(GdnMix, OfTheModelsHeadsTakesPromptsThatBeginAndEndInsideAChunk) {
   for (const DType ring : {DType::kF32, DType::kBF16}) {
+    if (few_launches() && ring == DType::kF32) continue;
     GdnBed bed(kGdnRealHeads, DType::kBF16, ring);
     Vector state;
     const Vector expected = bed.reference(192, &state);
@@ -399,9 +404,9 @@ TEST(GdnMix, OfTheModelsHeadsFoldsWhatAVerifyLeftBeforeAPromptGoesOn) {
   Vector state;
   const Vector expected = bed.reference(192, &state);
   std::string out = bed.feed(0, 60, RowKind::kPrompt);
-  const TensorView verified = bed.enqueue(0, GdnBed::range(60, 4), RowKind::kDecode, false);  // all accepted: up to the boundary, whose fold is due
+  const std::string verified = bed.enqueue(0, GdnBed::range(60, 4), RowKind::kDecode, false);  // all accepted: up to the boundary, whose fold is due
   bed.advance(0, 4, 4, false);
-  out += Bed::bytes(verified);
+  out += verified;
   EXPECT_EQ(bed.boundary(0), 0);
   out += bed.feed(0, 128, RowKind::kPrompt);
   EXPECT_LT(relative_rms(bed.floats(out), expected), 1e-2);

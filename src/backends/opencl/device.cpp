@@ -14,7 +14,7 @@ namespace quern::opencl {
 
 namespace {
 
-constexpr size_t kHostAlignment = 4096;
+constexpr size_t kHostAlignment = 4096, kMostSpareBytes = size_t{1} << 28;
 constexpr std::string_view kPoclPlatform = "Portable Computing Language";
 
 /// Host memory from which copies run at full speed: shared memory of the driver, or a buffer that stays mapped. Not counted as the device's.
@@ -146,12 +146,27 @@ std::string first_fault(const std::string& log) {
 
 }  // namespace
 
-Buffer::Buffer(std::shared_ptr<Context> context, MemoryObject* handle, std::byte* host, size_t size_bytes)
-    : context_(std::move(context)), handle_(handle), host_(host), size_bytes_(size_bytes) {
+Context::~Context() {
+  for (const auto& [size, spare] : spares) {
+    driver.memory_release(spare.handle);
+    std::free(spare.host);
+  }
+  driver.context_release(handle);
+}
+
+Buffer::Buffer(std::shared_ptr<Context> context, MemoryObject* handle, std::byte* host, size_t size_bytes, uint64_t extra_flags)
+    : context_(std::move(context)), handle_(handle), host_(host), size_bytes_(size_bytes), extra_flags_(extra_flags) {
   context_->allocated_bytes.fetch_add(size_bytes_, std::memory_order_relaxed);
 }
 Buffer::~Buffer() {
   context_->allocated_bytes.fetch_sub(size_bytes_, std::memory_order_relaxed);
+  if (handle_ != nullptr && host_ != nullptr && context_->spare_bytes + size_bytes_ <= kMostSpareBytes) {
+    if (lent_to_ == nullptr || take_back()) {
+      context_->spares.emplace(size_bytes_, Context::Spare{handle_, host_});
+      context_->spare_bytes += size_bytes_;
+      return;
+    }
+  }
   if (lent_to_ != nullptr) {
     context_->driver.finish(lent_to_);  // its work writes to host memory that goes now
     context_->driver.queue_release(lent_to_);
@@ -164,7 +179,9 @@ void Buffer::lend(QueueObject* queue, const std::shared_ptr<FirstError>& error) 
   if (host_ == nullptr || lent_to_ == queue) return;
   const Driver& driver = context_->driver;
   if (lent_to_ != nullptr) take_back();
-  Status status = driver.unmap(queue, handle_, host_, 0, nullptr, nullptr);
+  Status status = kSuccess;
+  if (handle_ != nullptr) status = driver.unmap(queue, handle_, host_, 0, nullptr, nullptr);
+  else handle_ = driver.buffer_create(context_->handle, kMemoryReadWrite | kMemoryUseHostPointer | extra_flags_, size_bytes_, host_, &status);
   if (status == kSuccess) status = driver.queue_retain(queue);
   if (status != kSuccess) {
     error->set(make_error(ErrorCode::kInternal, "giving memory to {} failed: {}", context_->device_name, describe(status)));
@@ -174,13 +191,14 @@ void Buffer::lend(QueueObject* queue, const std::shared_ptr<FirstError>& error) 
   error_ = error;
 }
 
-void Buffer::take_back() const {
+bool Buffer::take_back() const {
   Status status = kSuccess;
   context_->driver.map(lent_to_, handle_, kTrue, kMapRead | kMapWrite, 0, size_bytes_, 0, nullptr, nullptr, &status);
   if (status != kSuccess) error_->set(make_error(ErrorCode::kInternal, "work on {} failed: {}", context_->device_name, describe(status)));
   context_->driver.queue_release(lent_to_);
   lent_to_ = nullptr;
   error_.reset();
+  return status == kSuccess;
 }
 
 Place place_of(const ops::TensorView& view) {
@@ -189,7 +207,7 @@ Place place_of(const ops::TensorView& view) {
 }
 Place place_in(const ops::Buffer& buffer, size_t offset_bytes) {
   const auto& memory = static_cast<const Buffer&>(buffer);
-  return memory.handle() == nullptr ? Place{} : Place{&memory, offset_bytes};
+  return memory.size_bytes() == 0 ? Place{} : Place{&memory, offset_bytes};
 }
 
 std::string DeviceOptions::default_program_cache() {
@@ -256,32 +274,32 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::st
                       traits_.memory_bytes, allocated_bytes());
   if (size_bytes > largest_allocation_)
     return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes in one piece, {} gives {} at most", purpose, size_bytes, traits_.name, largest_allocation_);
-  std::byte* host = nullptr;
-  uint64_t flags = kMemoryReadWrite | (on_intel_ ? kMemoryUnrestrictedSizeIntel : 0);
+  const uint64_t extra_flags = on_intel_ ? kMemoryUnrestrictedSizeIntel : 0;
   if (options_.inspectable) {
-    host = static_cast<std::byte*>(std::aligned_alloc(kHostAlignment, (size_bytes + kHostAlignment - 1) / kHostAlignment * kHostAlignment));
+    if (const auto spare = context_->spares.find(size_bytes); spare != context_->spares.end()) {
+      const auto [handle, host] = spare->second;
+      context_->spares.erase(spare);
+      context_->spare_bytes -= size_bytes;
+      std::fill_n(host, size_bytes, std::byte{0});
+      return std::unique_ptr<ops::Buffer>(std::make_unique<Buffer>(context_, handle, host, size_bytes));
+    }
+    auto* host = static_cast<std::byte*>(std::aligned_alloc(kHostAlignment, (size_bytes + kHostAlignment - 1) / kHostAlignment * kHostAlignment));
     if (host == nullptr) return make_error(ErrorCode::kResourceExhausted, "{} needs {} bytes of host memory, which are not there", purpose, size_bytes);
     std::fill_n(host, size_bytes, std::byte{0});
-    flags |= kMemoryUseHostPointer;
+    return std::unique_ptr<ops::Buffer>(std::make_unique<Buffer>(context_, nullptr, host, size_bytes, extra_flags));
   }
   Status status = kSuccess;
-  MemoryObject* handle = driver.buffer_create(context_->handle, flags, size_bytes, host, &status);
-  if (handle == nullptr) std::free(host);
+  MemoryObject* handle = driver.buffer_create(context_->handle, kMemoryReadWrite | extra_flags, size_bytes, nullptr, &status);
   const auto failed = [&](const char* what) {
     return make_error(status == kMemoryAllocationFailure || status == kOutOfResources || status == kOutOfHostMemory ? ErrorCode::kResourceExhausted : ErrorCode::kInternal,
                       "{} ({} bytes) cannot be {} on {}, where {} are already allocated: {}", purpose, size_bytes, what, traits_.name, allocated_bytes(), describe(status));
   };
   if (handle == nullptr) return failed("allocated");
-  auto buffer = std::make_unique<Buffer>(context_, handle, host, size_bytes);
-  if (options_.inspectable) {
-    driver.map(queue_, handle, kTrue, kMapRead | kMapWrite, 0, size_bytes, 0, nullptr, nullptr, &status);
-    if (status != kSuccess) return failed("mapped");
-  } else {
-    constexpr unsigned char kZero = 0;
-    status = driver.fill(queue_, handle, &kZero, sizeof kZero, 0, size_bytes, 0, nullptr, nullptr);
-    if (status == kSuccess) status = driver.finish(queue_);
-    if (status != kSuccess) return failed("cleared");
-  }
+  auto buffer = std::make_unique<Buffer>(context_, handle, nullptr, size_bytes);
+  constexpr unsigned char kZero = 0;
+  status = driver.fill(queue_, handle, &kZero, sizeof kZero, 0, size_bytes, 0, nullptr, nullptr);
+  if (status == kSuccess) status = driver.finish(queue_);
+  if (status != kSuccess) return failed("cleared");
   return std::unique_ptr<ops::Buffer>(std::move(buffer));
 }
 

@@ -28,38 +28,49 @@ struct Context {
   // Unified shared memory (cl_intel_unified_shared_memory); null where the driver has none.
   void* (*allocate_host)(ContextObject* context, const uint64_t* properties, size_t size, uint32_t alignment, Status* status) = nullptr;
   Status (*free_shared)(ContextObject* context, void* address) = nullptr;
+  // Memory that the host sees and nobody has any more, by size: a driver may take milliseconds to make or to give up such memory. Of Buffers, whose thread is one.
+  struct Spare {
+    MemoryObject* handle = nullptr;
+    std::byte* host = nullptr;
+  };
+  std::multimap<size_t, Spare> spares;
+  size_t spare_bytes = 0;
 
   Context(const Driver& d, PlatformObject* p, DeviceObject* o, ContextObject* h, std::string name)
       : driver(d), platform(p), device(o), handle(h), device_name(std::move(name)) {}
-  ~Context() { driver.context_release(handle); }
+  ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 };
 
 class FirstError;
 
-/// Memory of one device. The host sees it only where the device is inspectable: it is mapped then, until work is enqueued that uses it, and mapped again for who asks for
-/// its address, which waits for that work. Used by one thread.
+/// Memory of one device. The host sees it only where the device is inspectable: it is the host's alone then until work is enqueued that uses it, and is mapped for who asks
+/// for its address, which waits for that work. Used by one thread.
 class Buffer final : public ops::Buffer {
  public:
-  Buffer(std::shared_ptr<Context> context, MemoryObject* handle, std::byte* host, size_t size_bytes);
+  /// `handle` null and `host` not: the device learns of the memory when it is lent first, with `extra_flags`.
+  Buffer(std::shared_ptr<Context> context, MemoryObject* handle, std::byte* host, size_t size_bytes, uint64_t extra_flags = 0);
   ~Buffer() override;
   [[nodiscard]] std::byte* address() const override {
     if (lent_to_ != nullptr) take_back();
     return host_;
   }
   [[nodiscard]] size_t size_bytes() const override { return size_bytes_; }
+  /// Null before what the host sees was lent.
   [[nodiscard]] MemoryObject* handle() const { return handle_; }
   /// Hands what the host sees to work that is enqueued next. `error` learns what goes wrong with it.
   void lend(QueueObject* queue, const std::shared_ptr<FirstError>& error) const;
 
  private:
-  void take_back() const;
+  /// Maps it for the host again. False: the work that uses it has failed.
+  bool take_back() const;
 
   std::shared_ptr<Context> context_;
-  MemoryObject* handle_;
+  mutable MemoryObject* handle_;
   std::byte* host_;  // null: the host does not see it
   size_t size_bytes_;
+  uint64_t extra_flags_;
   mutable QueueObject* lent_to_ = nullptr;
   mutable std::shared_ptr<FirstError> error_;
 };

@@ -54,8 +54,8 @@ bool Stream::begin_launch(const Function& kernel, const LaunchShape& shape) {
 }
 
 void Stream::set_argument(const Place& place) {
-  MemoryObject* memory = place.buffer == nullptr ? nullptr : place.buffer->handle();
   lend(place.buffer);
+  MemoryObject* memory = place.buffer == nullptr ? nullptr : place.buffer->handle();
   set_bytes(&memory, sizeof memory);
   set_bytes(&place.offset_bytes, sizeof place.offset_bytes);
 }
