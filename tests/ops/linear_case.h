@@ -57,6 +57,17 @@ struct LinearCase {
   }
 };
 
+/// What a row is once it is quantised: s = max |x| / 448 of each group of 128, e4m3(x / s) s.
+inline Vector quantised(const Vector& x) {
+  Vector result(x.size());
+  for (size_t begin = 0; begin < x.size(); begin += 128) {
+    float most = 1e-10f;
+    for (size_t i = begin; i < begin + 128; ++i) most = std::max(most, std::abs(static_cast<float>(x[i])));
+    for (size_t i = begin; i < begin + 128; ++i) result[i] = double{kE4M3Table[e4m3_encode(static_cast<float>(x[i]) * (448.0f / most))]} * (most / 448.0f);
+  }
+  return result;
+}
+
 /// Rows of one kind, of one sequence.
 struct KindRows {
   RowRun run;
@@ -83,16 +94,20 @@ inline Vector rounded_to_bf16(Vector x) {
   return x;
 }
 
-/// Runs `enqueue(first, count, kind)` over all rows at once as `whole` and in pieces of each size as `apart`: the bytes of `out` must be the same.
+/// Runs `enqueue(first, count, kind)` over all rows at once as `whole` and in pieces of each size as `apart`, of few launches in pieces of one size after the other: the bytes
+/// of `out` must be the same.
 template <class Enqueue>
 void expect_same_bits(const TensorView& out, int64_t rows, RowKind whole, RowKind apart, std::span<const int64_t> pieces, const Enqueue& enqueue) {
   enqueue(0, rows, whole);
   const std::string together = Bed::bytes(out);
-  for (const int64_t piece : pieces) {
+  const auto enqueue_pieces = [&](std::span<const int64_t> sizes) {
     std::memset(out.data<std::byte>(), 0xff, out.size_bytes());
-    for (int64_t first = 0; first < rows; first += piece) enqueue(first, std::min(piece, rows - first), apart);
-    EXPECT_TRUE(Bed::bytes(out) == together) << "pieces of " << piece;
-  }
+    int64_t first = 0;
+    for (size_t turn = 0; first < rows; first += sizes[turn++ % sizes.size()]) enqueue(first, std::min(sizes[turn % sizes.size()], rows - first), apart);
+    EXPECT_TRUE(Bed::bytes(out) == together) << "pieces of " << sizes.front() << " to " << sizes.back();
+  };
+  if (few_launches()) return enqueue_pieces(pieces);
+  for (size_t i = 0; i < pieces.size(); ++i) enqueue_pieces(pieces.subspan(i, 1));
 }
 
 }  // namespace quern::ops::testing
