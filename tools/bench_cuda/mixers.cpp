@@ -13,16 +13,28 @@ using ops::TensorView;
 constexpr int64_t kKHeads = 16, kVHeads = 48, kGdnDim = 128, kQHeads = 24, kKvHeads = 4, kHeadDim = 256, kVocab = 248320, kTokens = 248077, kDrafts = 3;
 constexpr int kLayers = 8;  // whose states together are more than the L2 cache holds
 
-/// The tables of a step in which each of `num_runs` sequences has `rows` rows at index `cursor`.
+/// Where the sequences of a decode step stand in their chunks of 64 rows.
+enum class Cursors {
+  kHalf,      // all have half a chunk: nobody folds
+  kSpread,    // evenly: of 64 sequences one ends its chunk and folds it
+  kEnd,       // all end their chunks
+  kOverdue,   // all stand behind a chunk whose fold is due, as after a verify that ended it
+};
+
+/// The tables of a step in which each of `num_runs` sequences has `rows` rows at index `cursor`, or from there on where `cursors` says.
 struct Step {
   std::vector<ops::RowRun> runs;
   ops::Rows rows;
-  Step(Bench& bench, int32_t num_runs, int32_t num_rows, int32_t cursor, ops::RowKind kind, const TensorView& block_tables) {
+  Step(Bench& bench, int32_t num_runs, int32_t num_rows, int32_t cursor, ops::RowKind kind, const TensorView& block_tables, Cursors cursors = Cursors::kHalf) {
     std::vector<ops::RunEntry> entries(static_cast<size_t>(num_runs));
-    std::vector<int32_t> row_runs(static_cast<size_t>(num_runs * num_rows)), indices;
+    std::vector<int32_t> row_runs(static_cast<size_t>(num_runs * num_rows)), indices, slot_cursors, slot_boundaries;
     for (int32_t r = 0; r < num_runs; ++r) {
+      const int32_t chunk = cursor / 64 * 64;
+      const int32_t at = cursors == Cursors::kSpread ? chunk + (r + 64 - num_rows) % 64 : cursors == Cursors::kEnd ? chunk + 64 - num_rows : cursors == Cursors::kOverdue ? chunk + 1 : cursor;
+      slot_cursors.push_back(at);
+      slot_boundaries.push_back(cursors == Cursors::kOverdue ? chunk - 64 : chunk);
       runs.push_back({r, r * num_rows, num_rows, kind, kind == ops::RowKind::kPrompt || num_rows == 1});
-      for (int32_t i = 0; i < num_rows; ++i) indices.push_back(cursor + i);
+      for (int32_t i = 0; i < num_rows; ++i) indices.push_back(at + i);
     }
     ops::fill_run_tables(runs, entries, row_runs);
     std::vector<int32_t> table;
@@ -34,8 +46,8 @@ struct Step {
     rows.given_tokens = rows.tokens = rows.indices = bench.ints({rows.num_rows}, indices);
     rows.run_positions = bench.tensor(DType::kI32, {num_runs, 3});
     rows.positions = bench.tensor(DType::kI32, {rows.num_rows, 3});
-    rows.slots.cursor = bench.ints({num_runs}, std::vector<int32_t>(static_cast<size_t>(num_runs), cursor));
-    rows.slots.boundary = bench.ints({num_runs}, std::vector<int32_t>(static_cast<size_t>(num_runs), cursor / 64 * 64));
+    rows.slots.cursor = bench.ints({num_runs}, slot_cursors);
+    rows.slots.boundary = bench.ints({num_runs}, slot_boundaries);
     rows.slots.last_token = bench.tensor(DType::kI32, {num_runs});
     rows.slots.position_delta = bench.tensor(DType::kI32, {num_runs});
     rows.slots.drafts = bench.tensor(DType::kI32, {num_runs, kDrafts});
@@ -70,10 +82,16 @@ class Mixers {
     kernel->pack({bench_.random(DType::kBF16, {channels, 4}), bench_.filled({kVHeads}, -3), bench_.filled({kVHeads}, 0.5f), bench_.filled({kGdnDim}, 1)}, *packed,
                  bench_.stream());
     for (const auto& [runs, rows] : {std::pair{1, 1}, {1, 4}, {4, 1}, {16, 1}, {16, 4}, {64, 1}, {256, 1}})
-      if (selection_.has(runs)) mix(*kernel, *packed, channels, runs, rows, 1056, ops::RowKind::kDecode);
+      if (selection_.has(runs)) {
+        mix(*kernel, *packed, channels, runs, rows, 1056, ops::RowKind::kDecode, "gdn_mix");
+        // Rows of a verify are folded by the step after it.
+        if (runs >= 64) mix(*kernel, *packed, channels, runs, rows, 1056, ops::RowKind::kDecode, "gdn_mix, 1 of 64 folds", Cursors::kSpread);
+        if (rows == 1) mix(*kernel, *packed, channels, runs, rows, 1056, ops::RowKind::kDecode, "gdn_mix, all fold", Cursors::kEnd);
+        if (runs <= 16) mix(*kernel, *packed, channels, runs, rows, 1056, ops::RowKind::kDecode, "gdn_mix, folds are due", Cursors::kOverdue);
+      }
     for (const int rows : {512, 1024, 2048, 8192})
-      if (selection_.has(rows)) mix(*kernel, *packed, channels, 1, rows, 0, ops::RowKind::kPrompt);
-    if (selection_.has(512)) mix(*kernel, *packed, channels, 4, 512, 0, ops::RowKind::kPrompt);
+      if (selection_.has(rows)) mix(*kernel, *packed, channels, 1, rows, 0, ops::RowKind::kPrompt, "gdn_mix");
+    if (selection_.has(512)) mix(*kernel, *packed, channels, 4, 512, 0, ops::RowKind::kPrompt, "gdn_mix");
   }
 
   void attention() {
@@ -136,8 +154,9 @@ class Mixers {
     return view;
   }
 
-  void mix(const ops::GdnMix::Kernel& kernel, const ops::Buffer& packed, int64_t channels, int runs, int rows, int cursor, ops::RowKind kind) {
-    const Step step(bench_, runs, rows, cursor, kind, {});
+  void mix(const ops::GdnMix::Kernel& kernel, const ops::Buffer& packed, int64_t channels, int runs, int rows, int cursor, ops::RowKind kind,
+           std::string_view what, Cursors cursors = Cursors::kHalf) {
+    const Step step(bench_, runs, rows, cursor, kind, {}, cursors);
     const int64_t n = step.rows.num_rows, ring = 64 + kDrafts + 1, window = 3 + kDrafts + 1;
     std::vector<ops::GdnStateView> states;
     for (int i = 0; i < kLayers; ++i) {
@@ -158,7 +177,7 @@ class Mixers {
                            }) /
                            kLayers;
     // The recurrent form's useful work: two products with the state and one update of it a row.
-    add("gdn_mix", runs, kind, seconds, static_cast<double>(runs * kVHeads * kGdnDim * kGdnDim * 4), 6.0 * static_cast<double>(n * kVHeads * kGdnDim * kGdnDim), rows);
+    add(what, runs, kind, seconds, static_cast<double>(runs * kVHeads * kGdnDim * kGdnDim * 4), 6.0 * static_cast<double>(n * kVHeads * kGdnDim * kGdnDim), rows);
     bench_.release();
   }
 

@@ -1,5 +1,5 @@
-#include "backends/cuda/async.cuh"
 #include "backends/cuda/gdn_runs.cuh"
+#include "backends/cuda/mma.cuh"
 
 // Decode and verify rows of heads of 128 x 128. A block takes a run and the value heads of a key head one after the other, or one of them
 // alone while there are few. A warp has 16 of a head's 128 columns to itself: their 8 KB of S and the ring's updates are copied to shared
@@ -23,11 +23,16 @@ constexpr int kFinder = kThreads - 32;  // the thread that looks for the next jo
 /// The rows of a run, and the heads [head, end_head) of a key head.
 struct Job {
   int slot, first_row, cursor, end;
-  int boundary;  // of the stored state
+  int boundary;       // of the stored state
+  int window, start;  // where the rows of the cursor, and of its chunk's boundary, stand in conv window and ring
   int k_head, head, end_head;
   bool committed, keeps_keys;  // keeps_keys: the key and the raw q and k columns too
 
-  __device__ int window_row(const GdnArgs& g, int index) const { return slot * (3 + g.k_max + 1) + index % (3 + g.k_max + 1); }
+  /// Of an index that is at most a window's length before the cursor, or behind it.
+  __device__ int window_row(const GdnArgs& g, int index) const {
+    const int length = 3 + g.k_max + 1, place = window + index - cursor;
+    return slot * length + (place < 0 ? place + length : place >= length ? place % length : place);
+  }
   /// The raw columns of an index that is not negative, from `channel` on.
   __device__ const __nv_bfloat16* columns(const GdnArgs& g, int index, int channel) const {
     const bool given = index >= cursor;
@@ -43,9 +48,9 @@ struct Batch {
 
   template <int kRows>
   __device__ static Batch at(const GdnArgs& g, const Job& job, int index) {
-    const int base = index / kChunk * kChunk;
+    const int base = index / kChunk * kChunk, passed = base - job.cursor / kChunk * kChunk;
     return {index, base, index - base, kRows == 1 ? 1 : min(min(kRows, job.end - index), base + kChunk - index),
-            base % (kChunk + g.k_max + 1)};
+            kRows == 1 || passed == 0 ? job.start : (job.start + passed) % (kChunk + g.k_max + 1)};
   }
 };
 /// The row of the ring j after the one at `start`, of all slots' rows.
@@ -67,7 +72,7 @@ struct alignas(16) Inputs {
 /// kRows: taken at a time. kStaged: updates pass through shared memory, where there is as much.
 template <int kRows, class Ring, bool kStaged>
 struct Shared {
-  float state[kWarps][kColumns][kDim];
+  float state[kWarps][kColumns][kDim];                   // pieces of 16 bytes of a column permuted: state_piece
   Ring updates[kWarps][kStaged ? kChunk : 0][kColumns];  // by position, pieces of 16 bytes permuted: update_piece
   Inputs<kRows> inputs[kWarps];
   float k[kRows][kDim], q[kRows][kDim];  // k as the ring holds it
@@ -84,6 +89,8 @@ template <class Ring>
 __device__ int update_piece(int j, int i) {
   return sizeof(Ring) == sizeof(float) ? i ^ (j / 2 % 4) : i ^ (j / 4 % 2);
 }
+/// Where piece `i` of a warp's column stands: eight columns' two pieces of matrix instructions lie in different banks.
+__device__ int state_piece(int column, int i) { return i ^ 2 * (column % 4); }
 template <int kRows, class Ring, bool kStaged>
 __device__ Ring* update_at(Shared<kRows, Ring, kStaged>& s, int warp, int j, int column) {
   constexpr int kOfPiece = kColumns / kUpdatePieces<Ring>;
@@ -99,6 +106,8 @@ __device__ float4 four(const __nv_bfloat16* at) { return widened_four(*reinterpr
 /// Past L1, which is small beside so much shared memory and keeps what is read again.
 __device__ float4 four_once(const float* at) { return __ldcg(reinterpret_cast<const float4*>(at)); }
 __device__ float4 four_once(const __nv_bfloat16* at) { return widened_four(__ldcg(reinterpret_cast<const uint2*>(at))); }
+__device__ float widened(float x) { return x; }
+__device__ float widened(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ void put(float* at, float x) { *at = x; }
 __device__ void put(__nv_bfloat16* at, float x) { *at = __float2bfloat16_rn(x); }
 template <class Ring>
@@ -139,6 +148,8 @@ __device__ int find_job(const GdnArgs& g, int number, Job& job) {
     job.cursor = g.step.cursor[record.slot];
     job.end = job.cursor + (kRows == 1 ? 1 : record.num_rows);
     job.boundary = g.step.boundary[record.slot];
+    job.window = job.cursor % (3 + g.k_max + 1);
+    job.start = job.cursor / kChunk * kChunk % (kChunk + g.k_max + 1);
     job.committed = (record.flags & kIsCommitted) != 0;
     const int part = number % parts;
     job.k_head = apart ? g.k_head[part] : part;
@@ -164,24 +175,33 @@ __device__ int find_job(const GdnArgs& g, int number, Job& job) {
   return jobs;
 }
 
-/// Begins to copy the warp's columns of a head: of S, and of the updates of earlier positions. Those behind them, up to a half or the whole
-/// of the chunk, are zeros.
+/// Begins to copy the warp's columns of a head's updates at positions before `count` of the chunk at `start`; up to `end` the others are
+/// zeros.
+template <int kRows, class Ring, bool kStaged>
+__device__ void begin_updates(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g, const Job& job, int start, int count, int end, int head,
+                              int warp, int lane) {
+  constexpr int kPieces = kUpdatePieces<Ring>, kOfPiece = kColumns / kPieces, kAtOnce = 32 / kPieces;
+  const Ring* updates = static_cast<const Ring*>(g.ring_u) + head * kDim + warp * kColumns + lane % kPieces * kOfPiece;
+#pragma unroll 1
+  for (int j = lane / kPieces; j < end; j += kAtOnce)
+    copy_async(update_at(s, warp, j, lane % kPieces * kOfPiece), updates + ring_row(g, job, start, j) * (g.num_v_heads * kDim), j < count);
+}
+/// The updates that rows of a batch are summed over: those of earlier positions, then zeros up to a half or the whole of the chunk.
+template <int kRows, class Ring, bool kStaged>
+__device__ void begin_earlier_updates(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g, const Job& job, const Batch& batch, int head,
+                                      int warp, int lane) {
+  const int end = batch.first + batch.rows > kChunk / 2 ? kChunk : kChunk / 2;
+  if constexpr (kStaged) begin_updates(s, g, job, batch.start, batch.first, end, head, warp, lane);
+  commit_copies();
+}
+/// Begins to copy the warp's columns of a head: of S, and of the updates of earlier positions.
 template <int kRows, class Ring, bool kStaged>
 __device__ void begin_copies(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g, const Job& job, const Batch& batch, int head, int warp,
                              int lane) {
-  const int first = batch.first, rows = batch.rows, start = batch.start;
   const float* stored = g.state + ((job.slot * g.num_v_heads + head) * kDim + warp * kColumns) * kDim + 4 * lane;
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) copy_async(&s.state[warp][c][4 * lane], stored + c * kDim);
-  if constexpr (kStaged) {
-    constexpr int kPieces = kUpdatePieces<Ring>, kOfPiece = kColumns / kPieces, kAtOnce = 32 / kPieces;
-    const Ring* updates = static_cast<const Ring*>(g.ring_u) + head * kDim + warp * kColumns + lane % kPieces * kOfPiece;
-#pragma unroll 1
-    for (int j = lane / kPieces; j < (first + rows > kChunk / 2 ? kChunk : kChunk / 2); j += kAtOnce)
-      copy_async(update_at(s, warp, j, lane % kPieces * kOfPiece), updates + ring_row(g, job, start, j) * (g.num_v_heads * kDim),
-                 j < first);
-  }
-  commit_copies();
+  for (int c = 0; c < kColumns; ++c) copy_async(&s.state[warp][c][4 * state_piece(c, lane)], stored + c * kDim);
+  begin_earlier_updates(s, g, job, batch, head, warp, lane);
 }
 
 /// Where b and a of row r stand.
@@ -240,43 +260,149 @@ __device__ float transposed_sum(float (&values)[8], int lane) {
   return values[0];
 }
 
-/// S <- e^G64 S + sum_j e^(G64 - Gj) uj kj^T for the warp's columns, in `mine` and, where it is given, at `stored`. `sums`: G of the
-/// positions lane and lane + 32. Keys from position `own` on are in shared memory.
-template <class Ring>
-__device__ void fold(const GdnArgs& g, const Job& job, int head, int start, const float (&sums)[2], const float* own_keys, int own,
-                     float* mine, float* stored, int warp, int lane) {
+/// Two values as pairs of bf16: the nearest, and of what is left the nearest.
+struct SplitPair {
+  uint32_t high, low;
+};
+__device__ SplitPair split(float x, float y) {
+  const __nv_bfloat162 high = __floats2bfloat162_rn(x, y), low = __floats2bfloat162_rn(x - __low2float(high), y - __high2float(high));
+  return {*reinterpret_cast<const uint32_t*>(&high), *reinterpret_cast<const uint32_t*>(&low)};
+}
+
+/// S <- e^G64 S + sum_j e^(G64 - Gj) uj kj^T for the warp's columns, by all warps of the block together: in shared memory, and where it is
+/// given at `stored`. `sums`: G of the positions lane and lane + 32. Keys from position `own` on are the rows' own. The chunk's updates are
+/// staged; the keys, which all warps need, take their place. Products are those of f32 to about 2^-17, factors being split in two bf16.
+template <int kRows, class Ring>
+__device__ void fold(Shared<kRows, Ring, true>& s, const GdnArgs& g, const Job& job, int head, int start, const float (&sums)[2], int own,
+                     float* stored, int warp, int lane) {
+  constexpr bool kSplitKeys = sizeof(Ring) == sizeof(float);
+  constexpr int kTiles = kDim / 16, kSteps = kChunk / 16;  // of a matrix instruction: pairs of 8 places in a column; along positions
+  constexpr uint32_t kPartBytes = kChunk * kDim * sizeof(__nv_bfloat16);
+  static_assert(sizeof(s.updates) == (kSplitKeys ? 2 : 1) * kPartBytes);
+  asm volatile("" : "+r"(start), "+r"(warp), "+r"(lane));  // what is made of them here takes no registers elsewhere
+  float4 keys[kChunk / kWarps];
+#pragma unroll
+  for (int i = 0; i < kChunk / kWarps; ++i) {
+    const int j = warp + kWarps * i;
+    keys[i] =
+        j < own
+            ? four_once(static_cast<const Ring*>(g.ring_k) + (ring_row(g, job, start, j) * g.num_k_heads + job.k_head) * kDim + 4 * lane)
+            : four(&s.k[j - own][4 * lane]);
+  }
   const float total = __shfl_sync(kAllLanes, sums[1], 31), decay = expf(total);
   const float factors[2] = {expf(total - sums[0]), expf(total - sums[1])};
-  constexpr int kPart = 8;  // columns at a time
-#pragma unroll 1
-  for (int part = 0; part < kColumns; part += kPart) {
-    float4 state[kPart];
+  SplitPair updates[2][kSteps][2];  // of 8 columns, 16 positions, 8 of them: two positions of a column
 #pragma unroll
-    for (int c = 0; c < kPart; ++c) {
-      const float4 x = four(mine + (part + c) * kDim + 4 * lane);
-      state[c] = {decay * x.x, decay * x.y, decay * x.z, decay * x.w};
+  for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int j = 16 * step + 8 * half + 2 * (lane % 4);
+      const float first = __shfl_sync(kAllLanes, factors[step / 2], j % 32), second = __shfl_sync(kAllLanes, factors[step / 2], j % 32 + 1);
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        updates[n][step][half] = split(first * widened(*update_at(s, warp, j, 8 * n + lane / 4)),
+                                       second * widened(*update_at(s, warp, j + 1, 8 * n + lane / 4)));
     }
-#pragma unroll 2
-    for (int j = 0; j < kChunk; ++j) {
-      const int row = ring_row(g, job, start, j);
-      const float4 k = j < own ? four(static_cast<const Ring*>(g.ring_k) + (row * g.num_k_heads + job.k_head) * kDim + 4 * lane)
-                               : four(own_keys + (j - own) * kDim + 4 * lane);
-      const Ring* us = static_cast<const Ring*>(g.ring_u) + (row * g.num_v_heads + head) * kDim + warp * kColumns + part;
-      const float factor = __shfl_sync(kAllLanes, j < 32 ? factors[0] : factors[1], j % 32);
+  __syncthreads();
+  const uint32_t tile = shared_address(&s.updates);
 #pragma unroll
-      for (int c = 0; c < kPart; c += 4) {
-        const float4 u = four(us + c);
-        const float all[4] = {factor * u.x, factor * u.y, factor * u.z, factor * u.w};
+  for (int i = 0; i < kChunk / kWarps; ++i) {
+    const SplitPair front = split(keys[i].x, keys[i].y), back = split(keys[i].z, keys[i].w);
+    const uint32_t at = swizzled<kDim / 8>(warp + kWarps * i, lane / 2) + lane % 2 * 8;
+    auto* to = reinterpret_cast<unsigned char*>(&s.updates) + at;
+    *reinterpret_cast<uint2*>(to) = {front.high, back.high};
+    if constexpr (kSplitKeys) *reinterpret_cast<uint2*>(to + kPartBytes) = {front.low, back.low};
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int tile_pair = 0; tile_pair < kTiles; ++tile_pair) {
+    // Of two tiles of 8 places in a column: those of columns lane / 4 and 8 further, places 2 (lane % 4) and the next.
+    float2* at[2][2];
+    float sum[2][4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float4& x = state[c + i];
-          x = {fmaf(all[i], k.x, x.x), fmaf(all[i], k.y, x.y), fmaf(all[i], k.z, x.z), fmaf(all[i], k.w, x.w)};
-        }
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int column = lane / 4 + 8 * half;
+        at[n][half] =
+            reinterpret_cast<float2*>(&s.state[warp][column][4 * state_piece(column, 4 * tile_pair + 2 * n + lane % 4 / 2) + lane % 2 * 2]);
+        sum[n][2 * half] = decay * at[n][half]->x;
+        sum[n][2 * half + 1] = decay * at[n][half]->y;
+      }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32_t from = tile + swizzled<kDim / 8>(16 * step + lane / 8 % 2 * 8 + lane % 8, 2 * tile_pair + lane / 16);
+      uint32_t high[4], low[4];
+      load_matrices_transposed(high, from);
+      if constexpr (kSplitKeys) load_matrices_transposed(low, from + kPartBytes);
+      const SplitPair &u0 = updates[0][step][0], &u1 = updates[1][step][0], &u2 = updates[0][step][1], &u3 = updates[1][step][1];
+      const uint32_t u_high[4] = {u0.high, u1.high, u2.high, u3.high}, u_low[4] = {u0.low, u1.low, u2.low, u3.low};
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        multiply_add(sum[n], u_high, high[2 * n], high[2 * n + 1]);
+        multiply_add(sum[n], u_low, high[2 * n], high[2 * n + 1]);
+        if constexpr (kSplitKeys) multiply_add(sum[n], u_high, low[2 * n], low[2 * n + 1]);
       }
     }
 #pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) *at[n][half] = {sum[n][2 * half], sum[n][2 * half + 1]};
+  }
+  __syncwarp();
+  if (stored != nullptr)
+#pragma unroll 4
+    for (int c = 0; c < kColumns; ++c)
+      *reinterpret_cast<float4*>(stored + c * kDim + 4 * lane) = four(&s.state[warp][c][4 * state_piece(c, lane)]);
+  __syncthreads();  // before updates are copied there again
+}
+
+/// The same where updates and keys are read from memory, products in f32.
+template <int kRows, class Ring>
+__device__ void fold(Shared<kRows, Ring, false>& s, const GdnArgs& g, const Job& job, int head, int start, const float (&sums)[2], int own,
+                     float* stored, int warp, int lane) {
+  constexpr int kPart = 8, kAhead = 4;  // columns at a time; keys on their way
+  asm volatile("" : "+r"(start), "+r"(warp), "+r"(lane));
+  const float total = __shfl_sync(kAllLanes, sums[1], 31), decay = expf(total);
+  const float factors[2] = {expf(total - sums[0]), expf(total - sums[1])};
+  const Ring* ring_keys = static_cast<const Ring*>(g.ring_k) + job.k_head * kDim + 4 * lane;
+  const Ring* ring_updates = static_cast<const Ring*>(g.ring_u) + head * kDim + warp * kColumns;
+  const auto key = [&](int j) {
+    return j < own ? four(ring_keys + ring_row(g, job, start, j) * (g.num_k_heads * kDim)) : four(&s.k[j - own][4 * lane]);
+  };
+#pragma unroll 1
+  for (int part = 0; part < kColumns; part += kPart) {
+    float4 ahead[kAhead], state[kPart];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) ahead[i] = key(i);
+#pragma unroll
     for (int c = 0; c < kPart; ++c) {
-      *reinterpret_cast<float4*>(mine + (part + c) * kDim + 4 * lane) = state[c];
+      const float4 x = four(&s.state[warp][part + c][4 * state_piece(c, lane)]);
+      state[c] = {decay * x.x, decay * x.y, decay * x.z, decay * x.w};
+    }
+#pragma unroll 1
+    for (int base = 0; base < kChunk; base += kAhead)
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int j = base + i;
+        const float4 k = ahead[i];
+        if (base + kAhead < kChunk) ahead[i] = key(j + kAhead);
+        const float factor = __shfl_sync(kAllLanes, j < 32 ? factors[0] : factors[1], j % 32);
+        const Ring* us = ring_updates + ring_row(g, job, start, j) * (g.num_v_heads * kDim) + part;
+#pragma unroll
+        for (int c = 0; c < kPart; c += 4) {
+          const float4 u = four(us + c);
+          const float all[4] = {factor * u.x, factor * u.y, factor * u.z, factor * u.w};
+#pragma unroll
+          for (int m = 0; m < 4; ++m) {
+            float4& x = state[c + m];
+            x = {fmaf(all[m], k.x, x.x), fmaf(all[m], k.y, x.y), fmaf(all[m], k.z, x.z), fmaf(all[m], k.w, x.w)};
+          }
+        }
+      }
+#pragma unroll
+    for (int c = 0; c < kPart; ++c) {
+      *reinterpret_cast<float4*>(&s.state[warp][part + c][4 * state_piece(c, lane)]) = state[c];
       if (stored != nullptr) *reinterpret_cast<float4*>(stored + (part + c) * kDim + 4 * lane) = state[c];
     }
   }
@@ -305,27 +431,21 @@ __device__ void keep_columns(const GdnArgs& g, const Job& job) {
   }
 }
 
-template <int kRows, class Ring, bool kStaged>
+/// kAlone: the block is alone on its multiprocessor, and has registers to spare.
+template <int kRows, class Ring, bool kStaged, bool kAlone>
 __device__ void decode(const GdnArgs& g) {
   using Memory = Shared<kRows, Ring, kStaged>;
   extern __shared__ __align__(16) unsigned char memory[];
   Memory& s = *reinterpret_cast<Memory*>(memory);
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  // Eight lanes share a place: a column of S, a row of the ring. Of sums over them, lane `phase` keeps one.
-  const int group = lane / 8, phase = lane % 8;
-  const int my_column = 4 * group + phase / 2, column = warp * kColumns + my_column;  // whose sums the lane keeps:
-  const bool has_q = phase % 2 == 1;                                                  // those with q, or those with k
-  float* mine = &s.state[warp][0][0];
-  Inputs<kRows>& in = s.inputs[warp];
-  const int keys = g.num_k_heads * kDim, channels = 2 * keys + g.num_v_heads * kDim, jobs = jobs_of(g);
-  const float norm_weight = g.norm[column], q_scale = rsqrtf(static_cast<float>(kDim));
-
+  const int jobs = jobs_of(g);
   int turn = 0, place = 0;  // of the head, of the job
-  if (thread == kFinder) s.numbers[0] = find_job<kRows>(g, static_cast<int>(blockIdx.x), s.jobs[0]);
+  if (threadIdx.x == kFinder) s.numbers[0] = find_job<kRows>(g, static_cast<int>(blockIdx.x), s.jobs[0]);
   __syncthreads();
   // State, ring and window are of the step before: they are read while the projections before this kernel still run.
-  if (s.numbers[0] < jobs) begin_copies(s, g, s.jobs[0], Batch::at<kRows>(g, s.jobs[0], s.jobs[0].cursor), s.jobs[0].head, warp, lane);
-  if (thread == kFinder) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  if (s.numbers[0] < jobs)
+    begin_copies(s, g, s.jobs[0], Batch::at<kRows>(g, s.jobs[0], s.jobs[0].cursor), s.jobs[0].head, static_cast<int>(threadIdx.x) / 32,
+                 static_cast<int>(threadIdx.x) % 32);
+  if (threadIdx.x == kFinder) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   release_successor();
   while (s.numbers[place] < jobs) {
     const int next = place == 2 ? 0 : place + 1;
@@ -334,6 +454,17 @@ __device__ void decode(const GdnArgs& g) {
     // Columns that nobody reads any more are kept at once.
     const bool keeps_at_once = job.end - job.cursor <= g.k_max + 1 && (job.committed ? job.end : job.cursor) / kChunk * kChunk <= boundary;
     for (int index = job.cursor; index < job.end;) {
+      int thread = static_cast<int>(threadIdx.x);
+      asm volatile("" : "+r"(thread));  // addresses are made anew for each batch: kept, they would push what is loaded out of the registers
+      const int warp = thread / 32, lane = thread % 32;
+      // Eight lanes share a place: a column of S, a row of the ring. Of sums over them, lane `phase` keeps one.
+      const int group = lane / 8, phase = lane % 8;
+      const int my_column = 4 * group + phase / 2, column = warp * kColumns + my_column;  // whose sums the lane keeps:
+      const bool has_q = phase % 2 == 1;                                                  // those with q, or those with k
+      float* mine = &s.state[warp][0][0];
+      Inputs<kRows>& in = s.inputs[warp];
+      const int keys = g.num_k_heads * kDim, channels = 2 * keys + g.num_v_heads * kDim;
+      const float q_scale = rsqrtf(static_cast<float>(kDim));
       const Batch batch = Batch::at<kRows>(g, job, index);
       const int first = batch.first, start = batch.start, rows = batch.rows;
       const bool ends_chunk = job.committed && first + rows == kChunk;
@@ -341,33 +472,47 @@ __device__ void decode(const GdnArgs& g) {
 
       // Earlier keys: a lane has pieces of the rows warp + 8 group and 32 further.
       float4 earlier[2][4];
+      const auto load_earlier = [&] {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int j = 32 * half + 8 * group + warp;
-        const Ring* at = static_cast<const Ring*>(g.ring_k) + (ring_row(g, job, start, j) * g.num_k_heads + job.k_head) * kDim + 4 * phase;
+        for (int half = 0; half < 2; ++half) {
+          const int j = 32 * half + 8 * group + warp;
+          const Ring* at =
+              static_cast<const Ring*>(g.ring_k) + (ring_row(g, job, start, j) * g.num_k_heads + job.k_head) * kDim + 4 * phase;
 #pragma unroll
-        for (int m = 0; m < 4; ++m) earlier[half][m] = j < first ? four_once(at + 32 * m) : float4{0, 0, 0, 0};
-      }
+          for (int m = 0; m < 4; ++m) earlier[half][m] = j < first ? four_once(at + 32 * m) : float4{0, 0, 0, 0};
+        }
+      };
       // After the conv: the warps 2 r and 2 r + 1 have k and q of row r, a lane four channels.
       const int r_conv = warp / 2;
       const bool is_key = warp % 2 == 0;
       const int channel = (is_key ? keys : 0) + job.k_head * kDim + 4 * lane;
       float4 taps[4];
       uint2 raw[4];
-      if (r_conv < rows)
+      const auto load_raw = [&](bool given) {  // the step's rows, or those before them
+        if (r_conv < rows)
 #pragma unroll
-        for (int tap = 0; tap < 4; ++tap)
-          if (const int at = max(index + r_conv - 3 + tap, 0); at < job.cursor)
-            raw[tap] = __ldcg(reinterpret_cast<const uint2*>(job.columns(g, at, channel)));
+          for (int tap = 0; tap < 4; ++tap)
+            if (const int at = max(index + r_conv - 3 + tap, 0); (kRows == 1 ? tap == 3 : at >= job.cursor) == given)
+              raw[tap] = __ldcg(reinterpret_cast<const uint2*>(job.columns(g, at, channel)));
+      };
+      const auto load_taps = [&] {
+        if (r_conv < rows)
+#pragma unroll
+          for (int tap = 0; tap < 4; ++tap) taps[tap] = four(g.conv + tap * channels + channel);
+      };
+      if constexpr (kAlone) load_earlier();
+      load_raw(false);
       await_predecessor();
-      if (r_conv < rows)
-#pragma unroll
-        for (int tap = 0; tap < 4; ++tap) {
-          taps[tap] = four(g.conv + tap * channels + channel);
-          if (const int at = max(index + r_conv - 3 + tap, 0); at >= job.cursor)
-            raw[tap] = __ldcg(reinterpret_cast<const uint2*>(job.columns(g, at, channel)));
-        }
+      if constexpr (kAlone) {
+        load_raw(true);
+        load_taps();
+      }
       begin_inputs(in, g, job, batch, job.head, warp, lane);
+      if constexpr (!kAlone) {  // registers are few: what comes later is loaded later
+        load_earlier();
+        load_raw(true);
+        load_taps();
+      }
       if (r_conv < rows) {
         float4 y{0, 0, 0, 0};
 #pragma unroll
@@ -428,14 +573,19 @@ __device__ void decode(const GdnArgs& g) {
           for (int half = 0; half < 2; ++half)
             old_sums[half] = g.ring_g[ring_row(g, job, old_start, lane + 32 * half) * g.num_v_heads + head];
           await_copies<0>();
+          if constexpr (kStaged) begin_updates(s, g, job, old_start, kChunk, kChunk, head, warp, lane);  // in place of the new chunk's
+          commit_copies();
+          await_copies<0>();
           __syncwarp();
-          fold<Ring>(g, job, head, old_start, old_sums, nullptr, kChunk, mine, stores_fold ? stored : nullptr, warp, lane);
+          fold(s, g, job, head, old_start, old_sums, kChunk, stores_fold ? stored : nullptr, warp, lane);
+          begin_earlier_updates(s, g, job, batch, head, warp, lane);
         }
         if (head == job.head)
           await_copies<0>();
         else
           await_copies<1>();  // inputs come first
         __syncwarp();
+        const float norm_weight = g.norm[column];
         const int my_row = min(lane, kRows - 1);
         const bool upper = gate_at(g, job, batch, head, my_row) % 2 == 1;
         const float my_beta = round_to(DType::kBF16, __fdividef(1.0f, 1.0f + expf(-of_word(in.gates[0][my_row], upper)))),
@@ -461,12 +611,14 @@ __device__ void decode(const GdnArgs& g) {
             __syncwarp();
           }
           float along[8] = {};
+          int piece = phase;
+          asm volatile("" : "+r"(piece));  // as above
 #pragma unroll
           for (int m = 0; m < 4; ++m) {
             const float4 k = four(&s.k[r][32 * m + 4 * phase]), q = four(&s.q[r][32 * m + 4 * phase]);
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
-              const float4 x = four(mine + (4 * group + c) * kDim + 32 * m + 4 * phase);
+              const float4 x = four(mine + (4 * group + c) * kDim + 32 * m + 4 * state_piece(c, piece));
               along[2 * c] = dot(x, k, along[2 * c]);
               along[2 * c + 1] = dot(x, q, along[2 * c + 1]);
             }
@@ -501,7 +653,7 @@ __device__ void decode(const GdnArgs& g) {
           const float u = as_ring<Ring>(beta * (v - (has_q ? other : sum)));
           const float o = fmaf(s.dots[r][position].y, u, has_q ? sum : other);
           if (!has_q) put(static_cast<Ring*>(g.ring_u) + (ring_row(g, job, start, position) * g.num_v_heads + head) * kDim + column, u);
-          if (kRows > 1 && kStaged && !has_q) put(update_at(s, warp, position, my_column), u);  // to later rows it is one of the earlier
+          if (kStaged && !has_q) put(update_at(s, warp, position, my_column), u);  // for later rows and the fold
           if (kRows > 1 && lane == 0) in.sums[position] = total;
 #pragma unroll
           for (int i = 0; i < kRows; ++i)
@@ -514,7 +666,7 @@ __device__ void decode(const GdnArgs& g) {
         }
         if (ends_chunk) {
           const float sums[2] = {in.sums[lane], kRows == 1 && lane == 31 ? total : in.sums[lane + 32]};
-          fold<Ring>(g, job, head, start, sums, &s.k[0][0], first, mine, stored, warp, lane);
+          fold(s, g, job, head, start, sums, first, stored, warp, lane);
         }
         if (head + 1 < job.end_head) {
           begin_inputs(in, g, job, batch, head + 1, warp, lane);
@@ -563,8 +715,10 @@ static_assert(sizeof(Shared<4, float, false>) <= kGdnDecodeSharedBytesUnstaged);
 
 // Rows at a time, and the ring's dtype. Alone: the only block on its multiprocessor has registers to spare, and a spill is what takes long
 // in a small launch.
-#define QUERN_GDN_DECODE(name, blocks, rows, ring, staged) \
-  extern "C" __global__ void __launch_bounds__(kThreads, blocks) name(const __grid_constant__ GdnArgs g) { decode<rows, ring, staged>(g); }
+#define QUERN_GDN_DECODE(name, blocks, rows, ring, staged)                                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads, blocks) name(const __grid_constant__ GdnArgs g) { \
+    decode<rows, ring, staged, blocks == 1>(g);                                                            \
+  }
 QUERN_GDN_DECODE(gdn_decode_1_f32, 2, 1, float, true)
 QUERN_GDN_DECODE(gdn_decode_4_f32, 2, 4, float, true)
 QUERN_GDN_DECODE(gdn_decode_1_f32_alone, 1, 1, float, true)
