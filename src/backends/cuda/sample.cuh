@@ -124,16 +124,17 @@ struct GumbelDraw {
   uint64_t drawn = 0;                   // the best score and its token
 
   __device__ void offer(float x, int id) {
-    const float scaled = __fdiv_rn(x, temperature);
-    const double u = ops::uniform(key, id);
-    // The variate is at most -log(1 - u), and e^x <= (1 - x / 8)^-8 for x < 0: most tokens lose without a logarithm.
-    const double ahead = static_cast<double>(best) - static_cast<double>(scaled);
-    if (ahead > 0) {
-      double bound = 1.0 + ahead / 8;
+    const float scaled = temperature == 1.0f ? x : __fdiv_rn(x, temperature);
+    const uint64_t bits = ops::uniform_bits(key, id);
+    // The variate is at most -log(1 - u), and e^x <= (1 - x / 8)^-8 for x < 0: most tokens lose without a logarithm. 1 - u is at least what
+    // the upper half of the bits leaves of it; 2^-9 is far above what rounding and the lower half can change.
+    if (const float ahead = best - scaled; ahead > 0) {
+      float bound = 1.0f + ahead / 8;
       bound *= bound;
       bound *= bound;
-      if ((1.0 - u) * bound * bound > 1.001) return;
+      if (__uint2float_rn(static_cast<uint32_t>(~bits >> 32)) * 0x1p-32f * bound * bound > 1.0f + 0x1p-9f) return;
     }
+    const double u = ops::uniform(bits);
     const float score = __fadd_rn(scaled, static_cast<float>(-log(-log(u))));
     best = fmaxf(best, score);
     const uint64_t scored = key_of(score, id);
