@@ -106,7 +106,7 @@ Result<ops::DeviceTraits> traits_by_name(std::string_view name) {
       traits.architecture = card.architecture;
       traits.fp8_matrix = card.fp8_matrix;
       if (card.platform == ops::Platform::kCuda) {
-        traits.overhead_bytes = cuda::kOverheadBytes;
+        traits.overhead_bytes = cuda::kUsualContextBytes + cuda::kCodeAndGraphBytes;
         if (const auto covered = cuda::build_covers(card.architecture); !covered) {
           traits.device_code = false;
           traits.why_no_device_code = covered.error().message;

@@ -94,6 +94,29 @@ TEST(Memory, PlansKeepToTheShareOfACardThatMayBeUsed) {
   }
 }
 
+/// What the driver says that its context takes is no room for KV blocks.
+TEST(Memory, PlansLeaveToTheDriverWhatItTakes) {
+  const Json json = read_json_file(quern::testing::data_path("qwen3.6-27b/config.fp8.json")).value();
+  const auto memory_with = [&](uint64_t overhead_bytes) {
+    WorkerOptions options;
+    options.device = "h200";
+    model::ModelConfig config = model::parse_config(json, "Qwen3.6-27B").value();
+    weights::Inventory inventory = weights::inventory_from_config(config, options.load).value();
+    ops::DeviceTraits traits = backends::traits_by_name("h200").value();
+    traits.device_code = true;
+    traits.overhead_bytes = overhead_bytes;
+    return make_plan(options, std::move(config), std::move(inventory), {traits}).value().memory;
+  };
+  const uint64_t usual = backends::traits_by_name("h200").value().overhead_bytes;
+  EXPECT_GT(usual, uint64_t{328} << 20) << "an H200's context takes 328.8 MiB";
+  EXPECT_LT(usual, (uint64_t{328} + 180) << 20) << "and beside it no more is set aside than code, recorded steps and pages leave within 256 MB of the share";
+  const MemoryPlan less = memory_with(usual), more = memory_with(usual + (uint64_t{1} << 30));
+  EXPECT_EQ(less.driver_bytes, usual);
+  EXPECT_LE(more.total_bytes(), more.budget_bytes);
+  const uint64_t rounding = 2 * less.block_bytes + (uint64_t{34 * 2} << 20);
+  EXPECT_NEAR(static_cast<double>(less.planned_allocations() - more.planned_allocations()), static_cast<double>(uint64_t{1} << 30), static_cast<double>(rounding));
+}
+
 /// Wider steps take more scratch, which is planned.
 TEST(Memory, PlansCountWhatKernelsAskForALongerStep) {
   const Json json = read_json_file(quern::testing::data_path("qwen3.6-27b/config.fp8.json")).value();

@@ -83,12 +83,35 @@ ops::DeviceTraits read_traits(const Driver& driver, DeviceOrdinal device) {
   traits.num_cores = attribute(driver, device, kAttributeNumSms);
   traits.architecture = attribute(driver, device, kAttributeComputeMajor) * 10 + attribute(driver, device, kAttributeComputeMinor);
   traits.fp8_matrix = traits.architecture >= 89;
-  traits.overhead_bytes = kOverheadBytes;
+  traits.overhead_bytes = kUsualContextBytes + kCodeAndGraphBytes;
   if (const auto covered = build_covers(traits.architecture); !covered) {
     traits.device_code = false;
     traits.why_no_device_code = covered.error().message;
   }
   return traits;
+}
+
+/// Of the current context's GPU, by whomever.
+std::optional<uint64_t> bytes_in_use(const Driver& driver) {
+  size_t free_bytes = 0, total_bytes = 0;
+  if (driver.memory_info(&free_bytes, &total_bytes) != kSuccess) return std::nullopt;
+  return total_bytes - free_bytes;
+}
+
+/// What a context takes of the GPU beside what is allocated in it; `context` is current and may be new.
+uint64_t context_bytes(const Driver& driver, DeviceOrdinal device, ContextObject* context) {
+  constexpr uint64_t kMostBytes = uint64_t{640} << 20;
+  const std::optional<uint64_t> in_use = bytes_in_use(driver);
+  if (!in_use) return kUsualContextBytes;
+  if (*in_use <= kMostBytes) return *in_use;  // there is hardly anything else
+  // Others are at work on it: a second context takes what the first did.
+  ContextObject* second = nullptr;
+  if (driver.context_create(&second, 0, device) != kSuccess) return kUsualContextBytes;
+  driver.context_set_limit(kLimitStackBytes, kStackBytes);
+  const uint64_t with_second = bytes_in_use(driver).value_or(*in_use);
+  driver.context_destroy(second);
+  driver.context_set(context);
+  return with_second > *in_use && with_second - *in_use <= kMostBytes ? with_second - *in_use : kUsualContextBytes;
 }
 
 }  // namespace
@@ -133,6 +156,9 @@ Result<std::unique_ptr<Device>> Device::open(int ordinal, const DeviceOptions& o
   if (const Status status = driver->context_retain(&handle, device); status != kSuccess)
     return make_error(ErrorCode::kUnsupported, "{} cannot be used: {}", traits.name, driver->describe(status));
   auto context = std::make_shared<Context>(*driver, device, handle, traits.name);
+  context->make_current();
+  driver->context_set_limit(kLimitStackBytes, kStackBytes);
+  traits.overhead_bytes = context_bytes(*driver, device, handle) + kCodeAndGraphBytes;
   return std::unique_ptr<Device>(new Device(std::move(context), std::move(traits), options));
 }
 
@@ -183,11 +209,9 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate(size_t size_bytes, std::st
 }
 
 std::optional<uint64_t> Device::used_bytes() const {
-  size_t free_bytes = 0, total_bytes = 0;
   if (imagined_) return std::nullopt;
   context_->make_current();
-  if (context_->driver.memory_info(&free_bytes, &total_bytes) != kSuccess) return std::nullopt;
-  return total_bytes - free_bytes;
+  return bytes_in_use(context_->driver);
 }
 
 Result<std::unique_ptr<ops::Buffer>> Device::allocate_host(size_t size_bytes, std::string_view purpose) {
@@ -238,6 +262,11 @@ Result<FunctionObject*> Device::find_function(std::string_view unit, const char*
   FunctionObject* function = nullptr;
   if (const Status status = driver.module_function(&function, module->second, name); status != kSuccess)
     return make_error(ErrorCode::kInternal, "the device code '{}' has no kernel '{}': {}", unit, name, driver.describe(status));
+  int local_bytes = 0;
+  if (driver.function_attribute(&local_bytes, kFunctionLocalBytes, function) == kSuccess && static_cast<size_t>(local_bytes) > stack_bytes_) {
+    stack_bytes_ = static_cast<size_t>(local_bytes);
+    driver.context_set_limit(kLimitStackBytes, stack_bytes_);
+  }
   if (shared_bytes > 48 << 10) {
     if (shared_bytes > max_shared_bytes_)
       return make_error(ErrorCode::kUnsupported, "kernel '{}' needs {} bytes of shared memory, {} has {}", name, shared_bytes, traits_.name, max_shared_bytes_);

@@ -16,8 +16,12 @@
 
 namespace quern::cuda {
 
-/// What a context, the program's device code and recorded steps take of a GPU beside allocations.
-inline constexpr uint64_t kOverheadBytes = uint64_t{768} << 20;
+/// The stack of a thread, for which the driver sets memory aside for as many threads as the GPU holds, by default 1 KiB each. No kernel of ours needs more than 168 bytes; where one does, the limit is raised with it.
+inline constexpr size_t kStackBytes = 256;
+/// What a context takes of a GPU where that cannot be asked. An H200, 2026-11-30, driver 580.159: 328.8 MiB, of which 66 are stacks.
+inline constexpr uint64_t kUsualContextBytes = uint64_t{336} << 20;
+/// Room for device code, which takes 10 MiB there once all kernels of the 27B model have run, and for recorded steps: 1 MiB for each of 350 to 410 launches, and the worker keeps 96 at most.
+inline constexpr uint64_t kCodeAndGraphBytes = uint64_t{128} << 20;
 
 /// The driver's context of one GPU; what a Device shares with the buffers and streams that may outlive it.
 struct Context {
@@ -101,6 +105,7 @@ class Device final : public ops::Device {
   DeviceOptions options_;
   std::optional<ops::CountedMemory> imagined_;  // there is no context then
   int max_shared_bytes_ = 0, l2_bytes_ = 0;
+  size_t stack_bytes_ = kStackBytes;  // of a thread, as it was last set
   std::map<std::string, ModuleObject*, std::less<>> modules_;
 };
 

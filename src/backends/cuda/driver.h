@@ -28,6 +28,7 @@ inline constexpr Status kSuccess = 0, kOutOfMemory = 2, kNoDevice = 100, kInvali
 
 inline constexpr int kAttributeNumSms = 16, kAttributeMemoryClockKhz = 36, kAttributeMemoryBusBits = 37, kAttributeL2Bytes = 38, kAttributeComputeMajor = 75,
                      kAttributeComputeMinor = 76, kAttributeMaxSharedBytes = 97;
+inline constexpr int kLimitStackBytes = 0;  // of cuCtxSetLimit
 inline constexpr int kFunctionNumRegisters = 4, kFunctionLocalBytes = 3, kFunctionMaxDynamicSharedBytes = 8, kFunctionNonPortableClusters = 14;
 inline constexpr unsigned kStreamNonBlocking = 1, kEventDefault = 0, kEventDisableTiming = 2, kHostPortable = 1, kHostDeviceMapped = 2;
 inline constexpr int kCaptureThreadLocal = 1;
@@ -76,6 +77,9 @@ inline constexpr int kFillZeros = 0;
   X(context_retain, "cuDevicePrimaryCtxRetain", (ContextObject * *context, DeviceOrdinal device))                                        \
   X(context_release, "cuDevicePrimaryCtxRelease_v2", (DeviceOrdinal device))                                                             \
   X(context_set, "cuCtxSetCurrent", (ContextObject * context))                                                                           \
+  X(context_set_limit, "cuCtxSetLimit", (int limit, size_t value))                                                                       \
+  X(context_create, "cuCtxCreate_v2", (ContextObject * *context, unsigned flags, DeviceOrdinal device))                                  \
+  X(context_destroy, "cuCtxDestroy_v2", (ContextObject * context))                                                                       \
   X(can_access_peer, "cuDeviceCanAccessPeer", (int* can, DeviceOrdinal device, DeviceOrdinal peer))                                       \
   X(enable_peer_access, "cuCtxEnablePeerAccess", (ContextObject * peer, unsigned flags))                                                 \
   X(memory_info, "cuMemGetInfo_v2", (size_t * free_bytes, size_t* total_bytes))                                                          \
