@@ -254,16 +254,20 @@ class MemoryLayout {
     limits_.block_bytes = sum(&Sizes::block_bytes);
     limits_.snapshot_bytes = sum(&Sizes::snapshot_bytes);
     limits_.max_model_len = options_.max_model_len != 0 ? options_.max_model_len : static_cast<int32_t>(plan_.config.max_position_embeddings);
-    const int32_t verify_rows = options_.k_max + 1;  // of one sequence, whose rows stay together
-    const int32_t wanted_rows = std::clamp(wanted_slots(), std::min(wanted_slots() * verify_rows, kMostVerifyLogitRows), kMostLogitRows);
-    plan_.max_logit_rows = std::max(options_.max_logit_rows != 0 ? options_.max_logit_rows : std::max(wanted_rows, kLeastLogitRows), verify_rows);
-    const int32_t smallest_step = static_cast<int32_t>(ops::kGrid) + wanted_slots() * verify_rows;
+    plan_.max_logit_rows = logit_rows_of(wanted_slots());
+    const int32_t smallest_step = static_cast<int32_t>(ops::kGrid) + wanted_slots() * verify_rows();
     limits_.max_rows = std::max(options_.max_num_batched_tokens != 0 ? options_.max_num_batched_tokens : on_cpu() ? 512 : 2048, smallest_step);
     if (options_.max_num_batched_tokens != 0 && limits_.max_rows != options_.max_num_batched_tokens)
       plan_.notes.push_back(fmt::format("max_num_batched_tokens raised from {} to {}: one prompt chunk of 64 and a verify of every sequence must fit a step",
                                         options_.max_num_batched_tokens, limits_.max_rows));
   }
   [[nodiscard]] int32_t wanted_slots() const { return options_.max_num_seqs != 0 ? options_.max_num_seqs : kDefaultMaxNumSeqs; }
+
+  [[nodiscard]] int32_t verify_rows() const { return options_.k_max + 1; }  // of one sequence, whose rows stay together
+  [[nodiscard]] int32_t logit_rows_of(int32_t num_sequences) const {
+    const int32_t wanted = std::clamp(num_sequences, std::min(num_sequences * verify_rows(), kMostVerifyLogitRows), kMostLogitRows);
+    return std::max(options_.max_logit_rows != 0 ? options_.max_logit_rows : std::max(wanted, kLeastLogitRows), verify_rows());
+  }
 
   void set_fixed() {
     // Messages from every other rank of the stage and of the pipeline, and to them, with the marks of their pieces.
@@ -332,6 +336,7 @@ class MemoryLayout {
     if (limits_.num_slots < wanted_slots())
       plan_.notes.push_back(
           fmt::format("max_num_seqs lowered from {} to {}: each sequence keeps {} of recurrent state", wanted_slots(), limits_.num_slots, gib(fullest().memory.slot_bytes)));
+    give_back_logits();
     const auto slots = static_cast<uint64_t>(limits_.num_slots);
     for (size_t r = 0; r < sizes_.size(); ++r) {
       MemoryPlan& memory = plan_.ranks[r].memory;
@@ -339,6 +344,20 @@ class MemoryLayout {
       memory.ring_bytes = slots * sizes_[r].ring_slot_bytes;
       memory.sampler_bytes = slots * sizes_[r].sampler_slot_bytes;
       left_[r] -= slots * memory.slot_bytes;
+    }
+  }
+
+  /// The places for logits of sequences that were wanted and have no place themselves.
+  void give_back_logits() {
+    const int32_t rows = logit_rows_of(limits_.num_slots);
+    if (rows >= plan_.max_logit_rows) return;
+    std::vector<uint64_t> before;
+    for (size_t r = 0; r < sizes_.size(); ++r) before.push_back(counters_[r].other_bytes(plan_, plan_.ranks[r]));
+    plan_.max_logit_rows = rows;
+    for (size_t r = 0; r < sizes_.size(); ++r) {
+      const uint64_t given_back = before[r] - counters_[r].other_bytes(plan_, plan_.ranks[r]);
+      plan_.ranks[r].memory.workspace_bytes -= given_back;
+      left_[r] += given_back;
     }
   }
 

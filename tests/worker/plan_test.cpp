@@ -197,6 +197,18 @@ TEST(Plan, LetsAllSequencesThatHaveAPlaceDecodeInOneStep) {
   }
 }
 
+TEST(Plan, HasNoPlacesForLogitsOfSequencesThatHaveNone) {
+  WorkerOptions options;
+  options.device = "b60";
+  options.pp_size = 2;
+  const auto plan = plan_27b("config.fp8.json", "b60", options);
+  ASSERT_OK(plan);
+  ASSERT_TRUE(plan->fits) << plan->verdict;
+  ASSERT_LT(plan->limits.num_slots, 40);
+  EXPECT_EQ(plan->max_logit_rows, std::max(plan->limits.num_slots * (plan->limits.k_max + 1), 64));
+  EXPECT_LE(plan->memory.total_bytes(), plan->memory.budget_bytes);
+}
+
 TEST(Plan, HasAPlaceForTheLogitsOfAVerifyHoweverFewAreAskedFor) {
   WorkerOptions options;
   options.max_logit_rows = 1;
