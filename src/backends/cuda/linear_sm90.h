@@ -26,6 +26,8 @@ inline constexpr int kMaxDecodeRows = 256; // of one launch
 inline constexpr int kDirectColumns = 16;   // up to which parts of a tile row are left for the block that has its first
 inline constexpr uint32_t kNothing = 0xffffffffu;  // no sum has these bits: a NaN of arithmetic is 0x7fffffff
 inline constexpr int kMaxNormWidth = 8192;
+inline constexpr int kQuantisedGroups = 4;  // of a thread of quantise_prompt_rows, at a time
+inline constexpr int kMaxQuantisers = 512;  // its threads
 
 enum class Epilogue : int32_t {
   kStore,     // bf16

@@ -81,6 +81,8 @@ Result<Linears> Linears::load(Device& device, PromptShape shape) {
   ASSIGN_OR_RETURN(linears.left_, device.upload(std::vector<int32_t>(words, static_cast<int32_t>(kNothing)), "parts of sums"));
   const int shared = linears.max_shared_bytes_;
   ASSIGN_OR_RETURN(linears.quantise_, device.function<QuantiseArgs>("rows_sm90", "quantise_rows"));
+  ASSIGN_OR_RETURN(linears.norm_prompt_, device.function<QuantiseArgs>("rows_prompt_sm90", "norm_prompt_rows"));
+  ASSIGN_OR_RETURN(linears.quantise_prompt_, device.function<QuantiseArgs>("rows_prompt_sm90", "quantise_prompt_rows"));
   ASSIGN_OR_RETURN(linears.resident_, device.function<ChainArgs>("chain_sm90_resident", "chain_resident", shared));
   static constexpr const char* kUnits[] = {"chain_sm90_narrow", "chain_sm90_narrow", "chain_sm90_narrow", "chain_sm90_wide", "chain_sm90_wide", "chain_sm90_256"};
   static constexpr const char* kE4M3[] = {"chain_e4m3_8", "chain_e4m3_16", "chain_e4m3_32", "chain_e4m3_64", "chain_e4m3_128", "chain_e4m3_256"};
@@ -163,6 +165,19 @@ void Linears::quantise(Stream& stream, const QuantiseArgs& args) const {
   stream.launch(quantise_, {.grid = {static_cast<unsigned>(args.rows)}, .block = {256}, .programmatic = true}, args);
 }
 
+void Linears::quantise_prompt(Stream& stream, const QuantiseArgs& args) const {
+  constexpr int64_t kLanes = 8, kWarp = 32, kResident = 1024;  // lanes of a group; threads of norm_prompt_rows that a multiprocessor has registers for
+  const auto threads_of = [](int64_t groups) { return static_cast<unsigned>((groups * kLanes + kWarp - 1) / kWarp * kWarp); };
+  if (args.norm != nullptr) {
+    const unsigned threads = threads_of(args.k_blocks);
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(args.rows, kResident / threads * num_sms_));
+    stream.launch(norm_prompt_, {.grid = {blocks}, .block = {threads}, .programmatic = true}, args);
+  } else {
+    const unsigned threads = std::min<unsigned>(threads_of(plain::blocks_for(args.k_blocks, kQuantisedGroups)), kMaxQuantisers);
+    stream.launch(quantise_prompt_, {.grid = {static_cast<unsigned>(args.rows)}, .block = {threads}, .programmatic = true}, args);
+  }
+}
+
 void Linears::multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, const PromptPlaces& places) const {
   CHECK(phase.epilogue != Epilogue::kLogits);  // logits have the arithmetic of decode rows
   PromptArgs args;
@@ -204,7 +219,7 @@ void Linears::prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& 
   args.norm = phase.norm;
   args.eps = phase.eps;
   if (layer.has_side()) args.x16 = places.x16;
-  quantise(stream, args);
+  quantise_prompt(stream, args);
   multiply_prompt(stream, phase, layer.is_e4m3(), rows, places);
   if (!layer.has_side()) return;
   LinearPhase side = layer.side_phase(packed);

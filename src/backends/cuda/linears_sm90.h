@@ -129,6 +129,8 @@ class Linears {
   void launch_chain(Stream& stream, ChainArgs args, bool e4m3) const;
   void prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearPhase& phase, const RowsIn& in, int64_t rows,
               const PromptPlaces& places) const;
+  /// As quantise(), for rows of `in` in their order and no `out`.
+  void quantise_prompt(Stream& stream, const QuantiseArgs& args) const;
   void multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, const PromptPlaces& places) const;
   [[nodiscard]] PromptShape fastest_shape(const LinearPhase& phase, bool e4m3, int64_t rows) const;
   static QuantiseArgs to_fill(const TileLayer& layer, int64_t rows, std::byte* x8, std::byte* x_scale, std::byte* x16);
@@ -136,7 +138,7 @@ class Linears {
   void append(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const;
 
   Packers packers_;
-  Function<QuantiseArgs> quantise_;
+  Function<QuantiseArgs> quantise_, norm_prompt_, quantise_prompt_;
   Function<ChainArgs> resident_;
   Kind e4m3_, bf16_;
   int num_sms_ = 0, max_shared_bytes_ = 0;
