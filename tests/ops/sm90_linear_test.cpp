@@ -255,7 +255,7 @@ TEST(Sm90Linear, SmallLayersEndInAStreamThatRunsAhead) {
   ONLY_SM90();
   Bed bed;
   Random random(11);
-  constexpr int64_t kHidden = 256, kQkv = 384, kZ = 128, kHeads = 2, kMost = 9;
+  constexpr int64_t kHidden = 256, kQkv = 384, kZ = 128, kHeads = 2, kMost = 600;
   const LinearCase qkv(bed, random, {kQkv, kHidden, WeightScheme::kFp8Block}), z(bed, random, {kZ, kHidden, WeightScheme::kFp8Block});
   const LinearCase b(bed, random, {kHeads, kHidden, WeightScheme::kBF16}), a(bed, random, {kHeads, kHidden, WeightScheme::kBF16});
   const LinearCase down(bed, random, {kHidden, kQkv, WeightScheme::kFp8Block});
@@ -269,9 +269,11 @@ TEST(Sm90Linear, SmallLayersEndInAStreamThatRunsAhead) {
   ASSERT_OK(bed.stream().finish());
   const std::unique_ptr<Device> device = backends::open_device(platform_under_test(), {}).value();
   const std::unique_ptr<Stream> stream = device->make_stream().value();
-  for (const int64_t rows : {1, 2, 3, 4, 5, 9}) {
+  constexpr std::pair<int64_t, RowKind> kSteps[] = {{1, RowKind::kDecode}, {2, RowKind::kDecode}, {3, RowKind::kDecode}, {4, RowKind::kDecode}, {5, RowKind::kDecode}, {9, RowKind::kDecode},
+                                                    {130, RowKind::kPrompt}, {600, RowKind::kPrompt}};
+  for (const auto& [rows, kind] : kSteps) {
     const GdnInputs projected{bed.tensor(DType::kBF16, {rows, kQkv}), bed.tensor(DType::kBF16, {rows, kZ}), bed.tensor(DType::kBF16, {rows, kHeads}), bed.tensor(DType::kBF16, {rows, kHeads})};
-    const KindRows step(rows, RowKind::kDecode);
+    const KindRows step(rows, kind);
     std::string bytes[2];
     for (int i = 0; i < 2; ++i) {
       const TensorView x = bed.tensor(DType::kBF16, {rows, kHidden}, std::vector<float>(input.begin(), input.begin() + rows * kHidden));
@@ -306,13 +308,15 @@ TEST(Sm90Linear, AChainOfLayersGivesTheBitsOfSingleLaunches) {
   // The launches of the bed's stream are awaited one by one; those of this device's are not.
   const std::unique_ptr<Device> device = backends::open_device(platform_under_test(), {}).value();
   const std::unique_ptr<Stream> stream = device->make_stream().value();
-  for (const int64_t rows : {1, 3, 8, 9, 40, 200}) {
+  constexpr std::pair<int64_t, RowKind> kSteps[] = {{1, RowKind::kDecode},  {3, RowKind::kDecode},   {8, RowKind::kDecode},  {9, RowKind::kDecode},
+                                                    {40, RowKind::kDecode}, {200, RowKind::kDecode}, {70, RowKind::kPrompt}, {700, RowKind::kPrompt}};
+  for (const auto& [rows, kind] : kSteps) {
     const TensorView in = bed.tensor(DType::kBF16, {rows, kIn}, random.normals(rows * kIn));
     const std::vector<float> before = random.normals(rows * kHidden);
     std::string bytes[2];
     for (int i = 0; i < 2; ++i) {
       const TensorView x = bed.tensor(DType::kBF16, {rows, kHidden}, before), middle = bed.tensor(DType::kBF16, {rows, kWidth});
-      const KindRows step(rows, RowKind::kDecode);
+      const KindRows step(rows, kind);
       Launch launch = bed.launch(*down_kernel, rows);
       Launch chained{i == 0 ? bed.stream() : *stream, launch.workspace};
       out_kernel->enqueue(step.rows, {ActivationLayout::kPlain, in, {}}, out_packed, x, chained);

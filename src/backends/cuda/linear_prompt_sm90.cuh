@@ -45,63 +45,106 @@ __device__ __forceinline__ uint32_t add_pair(uint32_t before, uint32_t rounded) 
                    __uint_as_float(before & 0xffff0000u) + __uint_as_float(rounded & 0xffff0000u));
 }
 
-/// acc of 64 rows from `first_row` on by the 128 packed rows of a tile: acc[8 t + 4 h + 2 r + i] is row g + 8 r by packed row 16 t + 8 h + 2 q + i.
+/// Words [lane of a quad][4] to [4][lane of a quad].
+__device__ __forceinline__ void transpose_in_quad(uint32_t (&w)[4]) {
+  const bool odd = (threadIdx.x & 1) != 0, upper = (threadIdx.x & 2) != 0;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? w[i] : w[i + 1], 1);
+    (odd ? w[i] : w[i + 1]) = got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? w[i] : w[i + 2], 2);
+    (upper ? w[i] : w[i + 2]) = got;
+  }
+}
+
+/// acc of 64 rows from `first_row` on by the 128 packed rows of a tile: acc[8 t + 4 h + 2 r + i] is row g + 8 r by packed row 16 t + 8 h + 2 q + i. kScaled: there is a scale a packed row.
+template <bool kScaled>
 __device__ __forceinline__ void store_prompt(const LinearPhase& phase, const float (&acc)[64], int tile, int first_row, int rows) {
   const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
   const OutputSegment& segment = segment_of(phase, tile);
   const int local = tile - segment.first_tile, row = first_row + ((threadIdx.x >> 5) & 3) * 16 + g;
   const auto scaled = [&](int t, int h, int r, int i) {
-    const float scale = phase.row_scale == nullptr ? 1.0f : __ldg(phase.row_scale + int64_t{tile} * kTileRows + t * 16 + h * 8 + q * 2 + i);
-    return acc[8 * t + 4 * h + 2 * r + i] * scale;
+    const float x = acc[8 * t + 4 * h + 2 * r + i];
+    if constexpr (kScaled) return x * __ldg(phase.row_scale + int64_t{tile} * kTileRows + t * 16 + h * 8 + q * 2 + i);
+    else return x;
   };
   if (phase.epilogue == Epilogue::kSiluUp) {
-    auto* out = static_cast<__nv_bfloat16*>(segment.out);
+    auto* out = static_cast<__nv_bfloat16*>(segment.out) + local * 64;
+    const bool whole = segment.features >= (local + 1) * 64 && segment.stride % 8 == 0 && (reinterpret_cast<uintptr_t>(segment.out) & 15) == 0;
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
+    for (int r = 0; r < 2; ++r) {
+      uint32_t word[2][4];  // of features 8 t + 2 q and the next
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
-        const int feature = local * 64 + t * 8 + q * 2;
-        if (row + 8 * r >= rows || feature >= segment.features) continue;
         float y[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const float gate = __bfloat162float(__float2bfloat16_rn(scaled(t, 0, r, i))), up = __bfloat162float(__float2bfloat16_rn(scaled(t, 1, r, i)));
           y[i] = __bfloat162float(__float2bfloat16_rn(silu(gate))) * up;
         }
-        *reinterpret_cast<uint32_t*>(out + (row + 8 * r) * segment.stride + feature) = bf16_pair(y[0], y[1]);
+        word[t / 4][t % 4] = bf16_pair(y[0], y[1]);
       }
+      auto* at = out + (row + 8 * r) * segment.stride;
+      if (whole) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          transpose_in_quad(word[i]);
+          if (row + 8 * r < rows) *reinterpret_cast<uint4*>(at + i * 32 + q * 8) = make_uint4(word[i][0], word[i][1], word[i][2], word[i][3]);
+        }
+      } else if (row + 8 * r < rows) {
+#pragma unroll
+        for (int t = 0; t < 8; ++t)
+          if (local * 64 + t * 8 + q * 2 < segment.features) *reinterpret_cast<uint32_t*>(at + t * 8 + q * 2) = word[t / 4][t % 4];
+      }
+    }
     return;
   }
-  auto* out = static_cast<__nv_bfloat16*>(segment.out) + local * kTileRows + q * 4;
-  const bool whole = segment.features >= (local + 1) * kTileRows && segment.stride % 4 == 0 && (reinterpret_cast<uintptr_t>(segment.out) & 7) == 0;
+  auto* out = static_cast<__nv_bfloat16*>(segment.out) + local * kTileRows;
+  const bool whole = segment.features >= (local + 1) * kTileRows && segment.stride % 8 == 0 && (reinterpret_cast<uintptr_t>(segment.out) & 15) == 0;
   const bool adds = phase.epilogue == Epilogue::kResidual;
+  const auto four = [&](int t, int r) { return bf16_four(scaled(t, 0, r, 0), scaled(t, 1, r, 0), scaled(t, 0, r, 1), scaled(t, 1, r, 1)); };  // features 16 t + 4 q and the next three
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (row + 8 * r >= rows) continue;
+    const bool there = row + 8 * r < rows;
     auto* at = out + (row + 8 * r) * segment.stride;
     if (whole) {
-      uint2 before[8];
-      if (adds)
+      // Of two neighbouring t the lanes of a quad have 64 bytes: an even lane takes its own and its neighbour's of the first, an odd one those of the second.
+      const bool odd = (q & 1) != 0;
+      at += (odd ? 16 : 0) + (q >> 1) * 8;
+      uint4 before[4];
+      if (adds && there)
 #pragma unroll
-        for (int t = 0; t < 8; ++t) before[t] = __ldcg(reinterpret_cast<const uint2*>(at + t * 16));
+        for (int t = 0; t < 8; t += 2) before[t / 2] = __ldcg(reinterpret_cast<const uint4*>(at + t * 16));
+#pragma unroll
+      for (int t = 0; t < 8; t += 2) {
+        const uint2 first = four(t, r), second = four(t + 1, r), given = odd ? first : second, kept = odd ? second : first;
+        const uint2 got = {__shfl_xor_sync(0xffffffffu, given.x, 1), __shfl_xor_sync(0xffffffffu, given.y, 1)};
+        uint4 y = odd ? make_uint4(got.x, got.y, kept.x, kept.y) : make_uint4(kept.x, kept.y, got.x, got.y);
+        if (adds) y = make_uint4(add_pair(before[t / 2].x, y.x), add_pair(before[t / 2].y, y.y), add_pair(before[t / 2].z, y.z), add_pair(before[t / 2].w, y.w));
+        if (there) *reinterpret_cast<uint4*>(at + t * 16) = y;
+      }
+    } else if (there) {
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
-        uint2 y = bf16_four(scaled(t, 0, r, 0), scaled(t, 1, r, 0), scaled(t, 0, r, 1), scaled(t, 1, r, 1));
-        if (adds) y = {add_pair(before[t].x, y.x), add_pair(before[t].y, y.y)};
-        *reinterpret_cast<uint2*>(at + t * 16) = y;
-      }
-    } else {
-#pragma unroll
-      for (int t = 0; t < 8; ++t)
+        const uint2 y = four(t, r);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {  // features 16 t + 4 q + 2 i and the next
-          if (local * kTileRows + t * 16 + q * 4 + 2 * i >= segment.features) continue;
-          auto* pair = reinterpret_cast<uint32_t*>(at + t * 16 + 2 * i);
-          const uint32_t y = bf16_pair(scaled(t, 0, r, i), scaled(t, 1, r, i));
-          *pair = adds ? add_pair(__ldcg(pair), y) : y;
+          const int feature = t * 16 + q * 4 + 2 * i;
+          if (local * kTileRows + feature >= segment.features) continue;
+          auto* pair = reinterpret_cast<uint32_t*>(at + feature);
+          const uint32_t word = i == 0 ? y.x : y.y;
+          *pair = adds ? add_pair(__ldcg(pair), word) : word;
         }
+      }
     }
   }
+}
+__device__ __forceinline__ void store_prompt(const LinearPhase& phase, const float (&acc)[64], int tile, int first_row, int rows) {
+  if (phase.row_scale == nullptr) store_prompt<false>(phase, acc, tile, first_row, rows);
+  else store_prompt<true>(phase, acc, tile, first_row, rows);
 }
 
 // ---- products ----
