@@ -181,7 +181,9 @@ class GdnBed {
     return x;
   }
   TensorView gather(const TensorView& all, const std::vector<int64_t>& source) {
-    const TensorView out = bed_.tensor(all.dtype, {static_cast<int64_t>(source.size()), all.shape[1]});
+    // As in a workspace, the memory of a tensor ends with a word: a kernel may read that in which the last value lies.
+    TensorView out = bed_.tensor(all.dtype, {(std::ssize(source) * all.shape[1] + 1) / 2 * 2});
+    out.shape = {std::ssize(source), all.shape[1]};
     for (size_t i = 0; i < source.size(); ++i) std::memcpy(out.at(static_cast<int64_t>(i)).data<std::byte>(), all.at(source[i]).data<std::byte>(), all.at(source[i]).size_bytes());
     return out;
   }

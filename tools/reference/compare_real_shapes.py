@@ -166,7 +166,7 @@ class Model(torch.nn.Module):
         """At `positions`; then those of the MTP head's draft after the last token, and of the one that follows `draft`."""
         device = self.main.device
         ids = torch.tensor(tokens, device=device)
-        hidden = self.main.model(input_ids=ids[None]).last_hidden_state[0]
+        hidden = self.main.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
         rows = [self.main.lm_head(hidden[positions])]
         if self.mtp is not None:
             head_hidden, head_logits = self.mtp(ids[1:], hidden[:-1], 1)
