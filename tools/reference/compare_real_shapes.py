@@ -229,8 +229,12 @@ def meets_bar(got, want):
     return float(difference.square().mean().sqrt()) <= BAR["rms"] and float(difference.max()) <= BAR["worst"] and bool((got.argmax(-1) == best.indices[:, 0])[decided].all())
 
 
-def judge(args, kind, case, rows, got, kernels, exact, emulated, yardstick):
-    rounds = any(kernels.get(op, "").startswith(ROUNDING_KERNELS) for op in OPS) and case.weights != "bf16"
+def rounding_leaves(kernels):
+    """The weights whose inputs these kernels round where they are FP8."""
+    return tuple(leaf for op, leaves in OPS.items() for leaf in leaves if kernels.get(op, "").startswith(ROUNDING_KERNELS))
+
+
+def judge(args, kind, case, rows, got, kernels, rounds, exact, emulated, yardstick):
     e = error(got, emulated)
     near = e <= args.factor * yardstick
     bar = meets_bar(got, emulated)
@@ -270,7 +274,7 @@ def compare(args, kind, tokens, positions, pool):
                 """Per case and rows: without any rounding, and with quern's."""
                 known, result = {}, []
                 for case, rows, _, draft, kernels in mine:
-                    leaves = tuple(leaf for op, of_op in OPS.items() for leaf in of_op if kernels.get(op, "").startswith(ROUNDING_KERNELS))
+                    leaves = rounding_leaves(kernels)
                     for key in ((), 0.0, draft), (leaves, case.kv_scale, draft):
                         if key not in known:
                             with Rounding(model, weights, key[0], key[1]):
@@ -281,7 +285,8 @@ def compare(args, kind, tokens, positions, pool):
             in_float = logits_of_all()
             model.bfloat16()
             for (case, rows, got, _, kernels), (exact, emulated), (_, in_bf16) in zip(mine, in_float, logits_of_all()):
-                yield judge(args, kind, case, rows, got, kernels, exact, emulated, error(in_bf16, emulated))
+                rounds = any(is_fp8(name, weights) and leaf_of(name) in rounding_leaves(kernels) for name, _ in model.named_parameters())
+                yield judge(args, kind, case, rows, got, kernels, rounds, exact, emulated, error(in_bf16, emulated))
 
     return finish
 
