@@ -79,6 +79,22 @@ TEST_F(CudaDevice, HandsOutZeroedAlignedMemoryAndCountsIt) {
   EXPECT_EQ(device->allocated_bytes(), 0u);
 }
 
+TEST_F(CudaDevice, KernelsShareWordsByNameWhileOneOfThemHasThem) {
+  const auto stream = device->make_stream().value();
+  constexpr size_t kWords = 1 << 20;
+  auto first = device->shared_words("sums", kWords, -1).value(), second = device->shared_words("sums", kWords / 2, -1).value();
+  const auto other = device->shared_words("others", 3, 7).value();
+  EXPECT_EQ(first, second);
+  EXPECT_NE(first, other);
+  std::vector<int32_t> seen(kWords);
+  stream->copy_to_host({first.get(), 0, DType::kI32, Shape{static_cast<int64_t>(kWords)}}, seen.data());
+  ASSERT_OK(stream->finish());
+  EXPECT_EQ(std::count(seen.begin(), seen.end(), -1), static_cast<std::ptrdiff_t>(kWords));
+  const size_t both = device->allocated_bytes();
+  first = second = nullptr;
+  EXPECT_LT(device->allocated_bytes(), both);
+}
+
 TEST_F(CudaDevice, RefusesMoreMemoryThanItHasByName) {
   const auto result = device->allocate(device->traits().memory_bytes + 1, "the KV cache");
   ASSERT_FALSE(result.has_value());

@@ -1,3 +1,4 @@
+#include "backends/cuda/linears_sm90.h"
 #include "ops/linear_case.h"
 
 // The linear layers of "cuda.sm90": fp8 weights meet activations quantised per row and group of 128, so the reference quantises as well; bf16 weights meet bf16.
@@ -18,7 +19,7 @@ Vector seen_by(const LinearShape& shape, Vector x) {
   return is_fp8(shape.scheme) ? quantised(x) : x;
 }
 
-const std::vector<int64_t> kDecodePieces = {1, 4, 8, 11, 31, 64, 100}, kPromptPieces = {64, 128, 192};
+const std::vector<int64_t> kDecodePieces = {1, 4, 8, 11, 31, 64, 100, 130, 250}, kPromptPieces = {64, 128, 192};
 
 TEST(Sm90Linear, MlpInIsSiluOfGateTimesUpOfTheQuantisedNormedInput) {
   ONLY_SM90();
@@ -233,20 +234,72 @@ TEST(Sm90Linear, EndsWhereMostBlocksHaveNoTile) {
   ONLY_SM90();
   Bed bed;
   Random random(10);
-  constexpr int64_t kIn = 128, kOut = 128, kRows = 9;
+  constexpr int64_t kIn = 128, kOut = 128, kMost = 200;
   const LinearCase linear(bed, random, {kOut, kIn, WeightScheme::kFp8Block});
   const auto kernel = make_kernel<OutResidual>(bed, {linear.source.shape, ActivationLayout::kPlain, DType::kBF16, false});
   Buffer& packed = bed.packed(*kernel);
   kernel->pack(linear.source, packed, bed.stream());
-  const TensorView in = bed.tensor(DType::kBF16, {kRows, kIn}, random.normals(kRows * kIn)), x = bed.tensor(DType::kBF16, {kRows, kOut});
-  std::string first;
-  for (int i = 0; i < (few_launches() ? 5 : 200); ++i) {
-    std::memset(x.data<std::byte>(), 0xff, x.size_bytes());
-    Launch launch = bed.launch(*kernel, kRows);
-    kernel->enqueue(KindRows(kRows, RowKind::kDecode).rows, {ActivationLayout::kPlain, in, {}}, packed, x, launch);
-    ASSERT_OK(bed.stream().finish());
-    if (i == 0) first = Bed::bytes(x);
-    ASSERT_TRUE(Bed::bytes(x) == first);
+  const TensorView in = bed.tensor(DType::kBF16, {kMost, kIn}, random.normals(kMost * kIn)), x = bed.tensor(DType::kBF16, {kMost, kOut});
+  for (const int64_t rows : {int64_t{9}, int64_t{40}, int64_t{100}, kMost}) {
+    std::string first;
+    for (int i = 0; i < (few_launches() ? 5 : 100); ++i) {
+      std::memset(x.data<std::byte>(), 0xff, x.size_bytes());
+      Launch launch = bed.launch(*kernel, rows);
+      kernel->enqueue(KindRows(rows, RowKind::kDecode).rows, {ActivationLayout::kPlain, in, {}}, packed, x, launch);
+      ASSERT_OK(bed.stream().finish());
+      if (i == 0) first = Bed::bytes(x);
+      ASSERT_TRUE(Bed::bytes(x) == first);
+    }
+  }
+}
+
+/// No device is needed for this: among how many blocks tiles are cut.
+TEST(Sm90Linear, CutsTilesAmongNoMoreBlocksThanThereAreAndEvenlyWhereThatIsCheap) {
+  using cuda::sm90::decode_blocks;
+  for (const int most : {1, 7, 78, 114, 132})
+    for (int tiles = 1; tiles < 300; tiles += 1 + tiles / 9)
+      for (int k_blocks = 1; k_blocks < 140; k_blocks += 1 + k_blocks / 5) {
+        const int blocks = decode_blocks(tiles, k_blocks, most);
+        ASSERT_GE(blocks, 1);
+        ASSERT_LE(blocks, std::min(most, tiles * k_blocks)) << tiles << " " << k_blocks << " " << most;
+        ASSERT_TRUE(blocks % tiles == 0 || blocks == std::min(most, tiles * k_blocks)) << tiles << " " << k_blocks << " " << most;
+      }
+  EXPECT_EQ(decode_blocks(128, 40, 132), 128);  // gdn_in of 27B: a tile row each
+  EXPECT_EQ(decode_blocks(40, 48, 132), 120);   // out_residual: a third of one
+  EXPECT_EQ(decode_blocks(272, 40, 132), 132);  // mlp_in: whatever comes
+  EXPECT_EQ(decode_blocks(40, 136, 132), 132);  // down_residual: thirds of a tile row would be 4 tiles a block more
+  EXPECT_EQ(decode_blocks(70, 40, 132), 132);   // too many would have nothing to do
+}
+
+/// Layers of which a block has whole tile rows and parts of others, or several tiles of one, as those of the model: in the tests above it has a tile or two.
+TEST(Sm90Linear, GivesDecodeRowsTheSameBitsWhereBlocksHaveWholeTileRows) {
+  ONLY_SM90();
+  for (const auto& [features, width, scheme] : {std::tuple{int64_t{17410}, int64_t{384}, WeightScheme::kFp8Block}, std::tuple{int64_t{17410}, int64_t{384}, WeightScheme::kBF16},
+                                          std::tuple{int64_t{5120}, int64_t{1280}, WeightScheme::kFp8Block}}) {
+    Bed bed;
+    Random random(12);
+    constexpr int64_t kRows = 256;
+    const LinearCase linear(bed, random, {features, width, scheme});
+    const TensorView in = bed.tensor(DType::kBF16, {kRows, width}, random.normals(kRows * width));
+    const TensorView before = bed.tensor(DType::kBF16, {kRows, features}, random.normals(kRows * features)), x = bed.tensor(DType::kBF16, {kRows, features});
+    const auto kernel = make_kernel<DownResidual>(bed, {linear.source.shape, ActivationLayout::kPlain, DType::kBF16, true});
+    Buffer& packed = bed.packed(*kernel);
+    kernel->pack(linear.source, packed, bed.stream());
+    expect_same_bits(x, kRows, RowKind::kDecode, RowKind::kDecode, std::vector<int64_t>{3, 16, 33, 128, 200}, [&](int64_t first, int64_t count, RowKind kind) {
+      bed.stream().copy(rows_from(before, first, count), rows_from(x, first, count));
+      Launch launch = bed.launch(*kernel, count);
+      kernel->enqueue(KindRows(count, kind).rows, {ActivationLayout::kPlain, rows_from(in, first, count), {}}, packed, rows_from(x, first, count), launch);
+    });
+    Vector expected;
+    std::vector<float> actual;
+    for (const int64_t row : {int64_t{0}, kRows - 1}) {
+      const Vector y = multiply(linear.dense, seen_by(linear.source.shape, row_of(in, row)));
+      for (int64_t i = 0; i < features; ++i) {
+        expected.push_back(y[static_cast<size_t>(i)] + Bed::get(before, row * features + i));
+        actual.push_back(Bed::get(x, row * features + i));
+      }
+    }
+    EXPECT_LE(relative_rms(actual, expected), kBound);
   }
 }
 
@@ -269,8 +322,8 @@ TEST(Sm90Linear, SmallLayersEndInAStreamThatRunsAhead) {
   ASSERT_OK(bed.stream().finish());
   const std::unique_ptr<Device> device = backends::open_device(platform_under_test(), {}).value();
   const std::unique_ptr<Stream> stream = device->make_stream().value();
-  constexpr std::pair<int64_t, RowKind> kSteps[] = {{1, RowKind::kDecode}, {2, RowKind::kDecode}, {3, RowKind::kDecode}, {4, RowKind::kDecode}, {5, RowKind::kDecode}, {9, RowKind::kDecode},
-                                                    {130, RowKind::kPrompt}, {600, RowKind::kPrompt}};
+  constexpr std::pair<int64_t, RowKind> kSteps[] = {{1, RowKind::kDecode}, {2, RowKind::kDecode}, {3, RowKind::kDecode}, {4, RowKind::kDecode}, {5, RowKind::kDecode}, {9, RowKind::kDecode}, {40, RowKind::kDecode},
+                                                    {100, RowKind::kDecode}, {200, RowKind::kDecode}, {130, RowKind::kPrompt}, {600, RowKind::kPrompt}};
   for (const auto& [rows, kind] : kSteps) {
     const GdnInputs projected{bed.tensor(DType::kBF16, {rows, kQkv}), bed.tensor(DType::kBF16, {rows, kZ}), bed.tensor(DType::kBF16, {rows, kHeads}), bed.tensor(DType::kBF16, {rows, kHeads})};
     const KindRows step(rows, kind);
@@ -290,7 +343,8 @@ TEST(Sm90Linear, SmallLayersEndInAStreamThatRunsAhead) {
   }
 }
 
-TEST(Sm90Linear, AChainOfLayersGivesTheBitsOfSingleLaunches) {
+/// Launches that overlap, each beginning to copy weights before the one before has ended, give the bits of launches that are awaited.
+TEST(Sm90Linear, LayersThatOverlapGiveTheBitsOfSingleLaunches) {
   ONLY_SM90();
   Bed bed;
   Random random(8);
@@ -318,11 +372,11 @@ TEST(Sm90Linear, AChainOfLayersGivesTheBitsOfSingleLaunches) {
       const TensorView x = bed.tensor(DType::kBF16, {rows, kHidden}, before), middle = bed.tensor(DType::kBF16, {rows, kWidth});
       const KindRows step(rows, kind);
       Launch launch = bed.launch(*down_kernel, rows);
-      Launch chained{i == 0 ? bed.stream() : *stream, launch.workspace};
-      out_kernel->enqueue(step.rows, {ActivationLayout::kPlain, in, {}}, out_packed, x, chained);
-      mlp_kernel->enqueue(step.rows, x, mlp_packed, {ActivationLayout::kPlain, middle, {}}, chained);
-      down_kernel->enqueue(step.rows, {ActivationLayout::kPlain, middle, {}}, down_packed, x, chained);
-      ASSERT_OK(chained.stream.finish());
+      Launch overlapped{i == 0 ? bed.stream() : *stream, launch.workspace};
+      out_kernel->enqueue(step.rows, {ActivationLayout::kPlain, in, {}}, out_packed, x, overlapped);
+      mlp_kernel->enqueue(step.rows, x, mlp_packed, {ActivationLayout::kPlain, middle, {}}, overlapped);
+      down_kernel->enqueue(step.rows, {ActivationLayout::kPlain, middle, {}}, down_packed, x, overlapped);
+      ASSERT_OK(overlapped.stream.finish());
       bytes[i] = Bed::bytes(x);
     }
     EXPECT_TRUE(bytes[0] == bytes[1]) << rows;

@@ -245,6 +245,17 @@ Result<std::unique_ptr<ops::Buffer>> Device::upload(std::span<const int32_t> val
   return buffer;
 }
 
+Result<std::shared_ptr<ops::Buffer>> Device::shared_words(std::string_view name, size_t words, int32_t value) {
+  std::weak_ptr<ops::Buffer>& known = shared_words_[std::string(name)];
+  std::shared_ptr<ops::Buffer> buffer = known.lock();
+  if (buffer == nullptr) {
+    ASSIGN_OR_RETURN(buffer, upload(std::vector<int32_t>(words, value), name));
+    known = buffer;
+  }
+  CHECK(buffer->size_bytes() >= words * sizeof(int32_t));
+  return buffer;
+}
+
 Result<FunctionObject*> Device::find_function(std::string_view unit, const char* name, int shared_bytes) {
   if (imagined_) return static_cast<FunctionObject*>(nullptr);
   const Driver& driver = context_->driver;

@@ -86,6 +86,8 @@ class Device final : public ops::Device {
   }
   /// A small table in device memory, there when this returns.
   Result<std::unique_ptr<ops::Buffer>> upload(std::span<const int32_t> values, std::string_view purpose);
+  /// `words` of `value`, by name: made when first asked for, the same for all kernels of the device that ask, gone with the last of them.
+  Result<std::shared_ptr<ops::Buffer>> shared_words(std::string_view name, size_t words, int32_t value);
   /// Blocks of a kernel that fit one SM at a time.
   template <class Args>
   int blocks_per_sm(const Function<Args>& function, int threads, int shared_bytes) const {
@@ -107,6 +109,7 @@ class Device final : public ops::Device {
   int max_shared_bytes_ = 0, l2_bytes_ = 0;
   size_t stack_bytes_ = kStackBytes;  // of a thread, as it was last set
   std::map<std::string, ModuleObject*, std::less<>> modules_;
+  std::map<std::string, std::weak_ptr<ops::Buffer>, std::less<>> shared_words_;
 };
 
 /// The Device behind an ops::Device of this platform.

@@ -49,7 +49,7 @@ ops::Verdict accepts(const ops::GdnIn::Problem& problem, const ops::DeviceTraits
 }
 
 Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device, PromptShape shape) {
-  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), shape));
+  ASSIGN_OR_RETURN(Linears linears, Linears::load(cuda_device(device), shape, TileLayer(spec_of(problem), 0).num_side_units()));
   return std::unique_ptr<ops::GdnIn::Kernel>(std::make_unique<GdnInKernel>(problem, std::move(linears)));
 }
 

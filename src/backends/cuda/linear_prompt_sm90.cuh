@@ -40,10 +40,6 @@ struct PromptWalk {
 // ---- what becomes of a finished tile ----
 
 __device__ __forceinline__ uint2 bf16_four(float a, float b, float c, float d) { return {bf16_pair(a, b), bf16_pair(c, d)}; }
-__device__ __forceinline__ uint32_t add_pair(uint32_t before, uint32_t rounded) {
-  return bf16_pair(__uint_as_float(before << 16) + __uint_as_float(rounded << 16),
-                   __uint_as_float(before & 0xffff0000u) + __uint_as_float(rounded & 0xffff0000u));
-}
 
 /// Words [lane of a quad][4] to [4][lane of a quad].
 __device__ __forceinline__ void transpose_in_quad(uint32_t (&w)[4]) {

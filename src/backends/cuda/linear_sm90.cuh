@@ -2,22 +2,25 @@
 
 // Linear layers on Hopper (sm_90a): weights stream once through shared memory and meet up to 256 rows in wgmma, weights as A.
 //
-// Decode rows (run_chain). The tiles of a weight, row by row along K, are one list that is cut into as many equal pieces as the device has multiprocessors: the cut
+// Decode rows (run_chain). The tiles of a weight, row by row along K, are one list that is cut into as many equal pieces as the device has multiprocessors, or a few less (decode_blocks): the cut
 // depends on the weight's shape and the device alone, and so does the order of every sum, whatever the number of rows. A tile row that several blocks share is
-// added up by the one that finishes last, in the order of K. Layers that follow each other are phases of one launch: one warp of each block keeps a deep ring of
+// added up by the one that has its first part, in the order of K. Layers that follow each other are phases of one launch: one warp of each block keeps a deep ring of
 // tiles filled across the phases, and before the predecessor in the stream has finished, since weights depend on nothing; so the memory stays busy while blocks
 // wait for each other between phases. Two warpgroups multiply 64 weight rows each. Products of e4m3 are promoted to float every 128 of K with both scales.
 // Up to four rows are normed and quantised by every block for itself (resident mode); of more rows every block takes a share.
 // Prompt rows have loops of their own (linear_prompt_sm90.cuh).
 
 #include "backends/cuda/ptx_sm90.cuh"
-#include "backends/cuda/quantise_sm90.cuh"
+#include "backends/cuda/side_rows_sm90.cuh"
 
 namespace quern::cuda::sm90 {
 
 constexpr int kConsumers = 256;  // two warpgroups
-constexpr int kHelpers = 96;     // resident mode: three warps for side rows
-constexpr int kThreads = kConsumers + 32 + kHelpers;  // the ninth warp copies; the others also leave it their registers
+constexpr int kHelpers = 96;     // three warps for side rows
+constexpr int kThreads = kConsumers + 32 + kHelpers;  // the ninth warp copies
+/// Where products need most registers the consumers multiply side rows, when they have nothing else to do.
+template <int kColumns>
+constexpr bool kHasHelpers = kColumns <= 64;
 
 // ---- which tiles a block multiplies ----
 
@@ -35,8 +38,8 @@ struct DecodeWalk {
   int left = 0;
 
   __device__ explicit DecodeWalk(const LinearPhase& phase) {
-    const uint32_t total = num_tiles(phase), blocks = min(static_cast<uint32_t>(gridDim.x), total), k_blocks = phase.k_blocks;
-    grid = static_cast<int>(blocks);
+    const uint32_t total = num_tiles(phase), blocks = phase.blocks, k_blocks = phase.k_blocks;
+    grid = phase.blocks;
     if (blockIdx.x >= blocks) return;
     const uint32_t begin = total * blockIdx.x / blocks;
     left = static_cast<int>(total * (blockIdx.x + 1) / blocks - begin);
@@ -90,8 +93,7 @@ struct Layout {
   __device__ const float* tile_scale(int stage) const { return reinterpret_cast<const float*>(generic + barriers_begin() + (stages + 1) * 16 + stage * 16); }
   __device__ uint32_t norm_full() const { return full(stages); }
   __device__ uint32_t norm_empty() const { return full(stages) + 8; }
-  __device__ int* flags() const { return reinterpret_cast<int*>(generic + barriers_begin() + (2 * stages + 1) * 16); }  // one a warpgroup
-  __device__ float* sums() const { return reinterpret_cast<float*>(generic + barriers_begin() + (2 * stages + 2) * 16); }  // [16][blocks of 128]
+  __device__ float* sums() const { return reinterpret_cast<float*>(generic + barriers_begin() + (2 * stages + 1) * 16); }  // [kResidentRows][blocks of 128], then products of side rows
 
   /// `readers`: blocks whose warps say that a stage is free.
   __device__ void init_barriers(int readers = 1) const {
@@ -114,6 +116,13 @@ struct RingPlace {
   }
 };
 
+/// threadIdx.x, read where it stands: what follows from it is not computed before the products and kept through them.
+__device__ __forceinline__ int thread_here() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // ---- waiting for other blocks ----
 
 /// One thread: waits until `target` arrivals were counted; what the arrived wrote can then be read.
@@ -122,12 +131,6 @@ __device__ __forceinline__ void await_arrivals(const int32_t* counter, int targe
   do {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   } while (value < target);
-}
-/// A word that another block may just be writing.
-__device__ __forceinline__ float load_relaxed(const float* from) {
-  float value;
-  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
-  return value;
 }
 /// One thread, after a barrier of those whose writes it stands for.
 __device__ __forceinline__ void arrive(int32_t* counter) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory"); }
@@ -221,52 +224,65 @@ __device__ __forceinline__ void fill_resident(const ChainArgs& args, const Linea
   consumer_barrier();
 }
 
-/// The helpers' part of a chain: side rows, a weight row a block, while the others multiply.
+/// The helpers' part of a chain: side rows, while the others multiply. They norm the columns of their slices for themselves.
 template <class At>
-__device__ __forceinline__ void help_chain(const ChainArgs& args, const At& at) {
-  constexpr int kHalves = kHelpers / 16, kCount = (kMaxResidentBlocks + kHalves - 1) / kHalves;
-  const int helper = threadIdx.x - kConsumers - 32, half = helper >> 4, l = helper & 15;
+__device__ __forceinline__ void help_resident(const ChainArgs& args, const At& at) {
+  constexpr int kWarps = kHelpers / 32, kEach = (kSideSlice + kWarps - 1) / kWarps;  // blocks of a slice that a warp takes
+  const int helper = static_cast<int>(threadIdx.x) - kConsumers - 32, warp = helper >> 5, lane = helper & 31, g = lane >> 2;
   uint32_t norm_parity = 0;
   for (int p = 0; p < args.num_phases; ++p) {
     const LinearPhase& phase = args.phases[p];
     if (phase.side.weight != nullptr) {
-      const int k_blocks = phase.k_blocks, weight_row = blockIdx.x;
-      const bool has_row = weight_row < phase.side.num_b + phase.side.num_a;
-      float* side_sums = at.sums() + 8 * k_blocks;
-      uint4 w[kCount];
+      const int blocks = phase.k_blocks, units = side_units(phase.side, blocks);
+      float* products = at.sums() + kResidentRows * blocks;  // [kSideSlice][32]
+      SideWeights w[kEach];
+      const auto load = [&](int at_unit) {
+        const SideUnit unit(phase.side, at_unit, blocks);
 #pragma unroll
-      for (int n = 0; n < kCount; ++n) {
-        const int block = half + n * kHalves;
-        w[n] = has_row && block < k_blocks ? side_weight(phase.side, weight_row, block, k_blocks, l) : uint4{};
-      }
+        for (int n = 0; n < kEach; ++n)
+          if (const int block = warp + n * kWarps; block < unit.count(blocks)) w[n] = SideWeights(phase.side, unit, unit.first_block() + block, blocks);
+      };
+      const int first = static_cast<int>(blockIdx.x);
+      if (first < units) load(first);
       if (p == 0) wait_for_predecessors();
       named_barrier<4, kConsumers + kHelpers>();  // the input is there, and its square sums
-      if (has_row) {
-        barrier_wait(at.norm_full(), norm_parity);
-        for (int row = 0; row < args.rows; ++row) {
-          const float inverse = inverse_rms(at.sums() + row * k_blocks, k_blocks, phase.eps);
-          uint4 x[kCount];
-#pragma unroll
-          for (int n = 0; n < kCount; ++n) {
-            const int block = half + n * kHalves;
-            x[n] = block < k_blocks ? load_row_piece(phase.in, row * phase.in_stride + block * 128 + l * 8) : uint4{};
-          }
-#pragma unroll
-          for (int n = 0; n < kCount; ++n) {
-            const int block = half + n * kHalves;
-            const auto* factors = reinterpret_cast<const float4*>(at.norm() + min(block, k_blocks - 1) * 128 + l * 8);
-            const float sum = dot8(normed(x[n], inverse, factors[0], factors[1]), w[n]);
-            if (l == 0 && block < k_blocks) side_sums[block] = sum;
-          }
-          named_barrier<5, kHelpers>();
-          if (helper == 0) store_side(phase.side, weight_row, row, side_sums, k_blocks);
-          named_barrier<5, kHelpers>();
-        }
+      barrier_wait(at.norm_full(), norm_parity);
+      float inverse = 0;
+      for (int row = 0; row < args.rows; ++row) {
+        const float of_row = inverse_rms(at.sums() + row * blocks, blocks, phase.eps);
+        if (row == g) inverse = of_row;
       }
+      for (int at_unit = first; at_unit < units; at_unit += static_cast<int>(gridDim.x)) {
+        if (at_unit != first) load(at_unit);
+        const SideUnit unit(phase.side, at_unit, blocks);
+#pragma unroll
+        for (int n = 0; n < kEach; ++n) {
+          const int block = warp + n * kWarps;
+          if (block >= unit.count(blocks)) continue;
+          float product[4];
+          w[n].multiply(product,
+                        [&](int half, int piece) {
+                          if (g >= args.rows) return uint4{};
+                          const int column = (unit.first_block() + block) * 128 + half * 64 + piece * 8;
+                          const auto* factors = reinterpret_cast<const float4*>(at.norm() + column);
+                          return normed(load_row_piece(phase.in, g * phase.in_stride + column), inverse, factors[0], factors[1]);
+                        },
+                        [](int, int) { return uint4{}; });
+          if (g < kResidentRows) *reinterpret_cast<float2*>(products + block * 32 + g * 8 + (lane & 3) * 2) = make_float2(product[0], product[1]);
+        }
+        named_barrier<5, kHelpers>();
+        if (warp == 0) {
+          float sum = 0;
+          for (int block = 0; block < unit.count(blocks); ++block) sum = __fadd_rn(sum, products[block * 32 + lane]);
+          if (lane / 8 < args.rows) __stcg(side_part(phase.side.parts, at_unit, lane / 8) + lane % 8, sum);
+        }
+        named_barrier<5, kHelpers>();
+      }
+      if (warp == 0) join_side(phase.side, args.rows, blocks, lane, 32);
       named_barrier<6, kConsumers + kHelpers>();  // the sums are free; a barrier of its own, since consumers without tiles come here before helpers meet the first
     }
     if (phase.norm != nullptr) {
-      if (l == 0 && half % 2 == 0) barrier_arrive(at.norm_empty());
+      if (lane == 0) barrier_arrive(at.norm_empty());
       norm_parity ^= 1;
     }
   }
@@ -274,10 +290,10 @@ __device__ __forceinline__ void help_chain(const ChainArgs& args, const At& at) 
 
 // ---- more rows: every block norms and quantises some, for all ----
 
-template <bool kFp8>
+/// A block takes a row with a norm, or where there are more rows than blocks a warpgroup; a half-warp groups of 128 of rows without.
+template <int kColumns, bool kFp8>
 __device__ __forceinline__ void quantise_share(const ChainArgs& args, const LinearPhase& phase, float* sums) {
-  constexpr int kPiece = 32;  // blocks of a row without norm that are taken at a time
-  const int blocks = kFp8 ? phase.k_blocks : phase.k_blocks / 2;  // of 128 columns
+  const int thread = static_cast<int>(threadIdx.x), group = thread >> 7, grid = static_cast<int>(gridDim.x), blocks = kFp8 ? phase.k_blocks : phase.k_blocks / 2;  // of 128 columns
   QuantiseArgs q;
   q.in = phase.in;
   q.in_stride = phase.in_stride;
@@ -288,49 +304,57 @@ __device__ __forceinline__ void quantise_share(const ChainArgs& args, const Line
   q.x_scale = args.x_scale;
   if (kFp8) q.x8 = args.x;
   q.x16 = kFp8 ? (phase.side.weight != nullptr ? args.x16 : nullptr) : args.x;
-  if (phase.norm != nullptr) {
-    for (int row = blockIdx.x; row < args.rows; row += gridDim.x) {
-      norm_row<kConsumers>(q, row, sums, [] { consumer_barrier(); });
+  if (phase.norm == nullptr) {
+    constexpr int kHalves = kConsumers / 16;
+    quantise_groups_of_rows(q, args.rows, static_cast<int>(blockIdx.x) * kHalves + (thread >> 4), grid * kHalves);
+  } else if constexpr (kColumns > 128) {
+    for (int row = static_cast<int>(blockIdx.x) + group * grid; row < args.rows; row += 2 * grid) {
+      norm_row<128>(q, row, thread & 127, sums + group * blocks, [group] { group_barrier(group); });
+      group_barrier(group);
+    }
+  } else {
+    for (int row = static_cast<int>(blockIdx.x); row < args.rows; row += grid) {
+      norm_row<kConsumers>(q, row, thread, sums, [] { consumer_barrier(); });
       consumer_barrier();
     }
-    return;
   }
-  const int pieces = (blocks + kPiece - 1) / kPiece;
-  for (int item = blockIdx.x; item < args.rows * pieces; item += gridDim.x)
-    quantise_row<kConsumers>(q, item / pieces, item % pieces * kPiece, min(blocks, (item % pieces + 1) * kPiece));
 }
 
-/// Side rows: two weight rows and eight activation rows at a time, 16 sums of which a lane ends up with one; each is added up in the order of dot8().
+/// Side rows by `warps` warps of every block, once all rows are quantised; and their sums over all of K by `warps` warps, once the block's own are left.
 template <bool kFp8>
-__device__ __forceinline__ void side_share(const ChainArgs& args, const LinearPhase& phase, float* sums) {
-  const int half = threadIdx.x >> 4, l = threadIdx.x & 15, weight_rows = phase.side.num_b + phase.side.num_a;
-  const int pairs = weight_rows / 2, items = pairs * ((args.rows + 7) / 8), blocks = kFp8 ? phase.k_blocks : phase.k_blocks / 2;
-  const auto* rows = static_cast<const char*>(kFp8 ? args.x16 : args.x);
-  for (int item = blockIdx.x; item < items; item += gridDim.x) {
-    const int weight_row = item % pairs * 2, first = item / pairs * 8;
-#pragma unroll 1
-    for (int block = half; block - half < blocks; block += 16) {
-      const bool mine = block < blocks;
-      uint4 w[2]{}, x[8]{};
-      if (mine) {
-        w[0] = side_weight(phase.side, weight_row, block, blocks, l);
-        w[1] = side_weight(phase.side, weight_row + 1, block, blocks, l);
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-          if (first + i < args.rows)
-            x[i] = __ldcg(reinterpret_cast<const uint4*>(rows + (int64_t{2 * block + (l >> 3)} * args.x_rows + first + i) * kTileRowBytes + (((l & 7) * 16) ^ (i << 4))));
-      }
-      float partial[16];
-#pragma unroll
-      for (int i = 0; i < 16; ++i) partial[i] = dot8_lane(x[i % 8], w[i / 8]);
-      const float sum = sum16_scattered(partial);
-      if (mine) sums[l * blocks + block] = sum;
-    }
-    consumer_barrier();
-    if (threadIdx.x < 16 && first + static_cast<int>(threadIdx.x) % 8 < args.rows)
-      store_side(phase.side, weight_row + threadIdx.x / 8, first + threadIdx.x % 8, sums + threadIdx.x * blocks, blocks);
-    consumer_barrier();
+__device__ __forceinline__ void multiply_side_rows(const ChainArgs& args, const LinearPhase& phase, int warp, int warps) {
+  multiply_side(phase.side, kFp8 ? args.x16 : args.x, args.rows, args.x_rows, kFp8 ? phase.k_blocks : phase.k_blocks / 2, warp, warps);
+}
+template <bool kFp8>
+__device__ __forceinline__ void join_side_rows(const ChainArgs& args, const LinearPhase& phase, int thread, int threads) {
+  join_side(phase.side, args.rows, kFp8 ? phase.k_blocks : phase.k_blocks / 2, thread, threads);
+}
+
+/// The helpers' part of a chain: side rows, while the others multiply.
+template <bool kFp8>
+__device__ __forceinline__ void help_chain(const ChainArgs& args) {
+  const int helper = static_cast<int>(threadIdx.x) - kConsumers - 32;
+  for (int p = 0; p < args.num_phases; ++p) {
+    const LinearPhase& phase = args.phases[p];
+    if (phase.side.weight == nullptr) continue;
+    if (p == 0) wait_for_predecessors();
+    if ((helper & 31) == 0) await_arrivals(args.arrivals + kMaxPhases + p, static_cast<int>(gridDim.x));
+    __syncwarp();
+    multiply_side_rows<kFp8>(args, phase, helper >> 5, kHelpers / 32);
+    join_side_rows<kFp8>(args, phase, helper, kHelpers);
+    named_barrier<6, kConsumers + kHelpers>();  // the counters may be cleared
   }
+}
+/// The same by the consumers, between their last tile and what waits for other blocks: `then()` before the sums over all of K.
+template <bool kFp8>
+__device__ __forceinline__ void side_rows_of_consumers(const ChainArgs& args, const LinearPhase& phase, int p, const auto& then) {
+  if (phase.side.weight != nullptr) {
+    if (threadIdx.x == 0) await_arrivals(args.arrivals + kMaxPhases + p, static_cast<int>(gridDim.x));
+    consumer_barrier();
+    multiply_side_rows<kFp8>(args, phase, static_cast<int>(threadIdx.x) >> 5, kConsumers / 32);
+  }
+  then();
+  if (phase.side.weight != nullptr) join_side_rows<kFp8>(args, phase, static_cast<int>(threadIdx.x), kConsumers);
 }
 
 // ---- what becomes of a finished tile ----
@@ -423,86 +447,53 @@ __device__ __forceinline__ void store_tile(const LinearPhase& phase, const float
   }
 }
 
-/// Adds up a tile row that several blocks share; true for the warpgroup that finished last, whose acc then holds the sum in the order of K.
+/// Parts of tile rows that several blocks share. The block that has the first adds the others, in the order of K, each as soon as its words are there, and marks their places as empty again.
+/// Parts that continue a tile row are the first that their blocks compute, so they are seldom waited for.
 template <int kColumns>
-__device__ __forceinline__ bool join_parts(const LinearPhase& phase, float* partials, float (&acc)[kColumns / 2], int tile, int grid, bool continued, int* flag) {
-  constexpr int kCount = kColumns / 2, kTogether = kCount <= 8 ? 8 : kCount <= 64 ? 64 / kCount : 1;  // parts that are loaded at a time
-  const int group = threadIdx.x >> 7, thread = threadIdx.x & 127;
-  const auto place = [&](int block, bool later) { return partials + ((int64_t{block} * 2 + (later ? 0 : 1)) * 2 + group) * (kCount * 128) + thread; };
-  float* mine = place(blockIdx.x, continued);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) __stcg(mine + i * 128, acc[i]);
-  const uint32_t begin = static_cast<uint32_t>(tile) * static_cast<uint32_t>(phase.k_blocks);
-  const int first = block_of(phase, begin, grid), last = block_of(phase, begin + phase.k_blocks - 1, grid);
-  group_barrier(group);
-  if (thread == 0) {
-    int32_t* counter = phase.counters + tile * 2 + group;
-    int before;
-    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    *flag = before == last - first ? 1 : 0;
-    if (before == last - first) *counter = 0;
-  }
-  group_barrier(group);
-  if (*flag == 0) return false;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) acc[i] = __ldcg(place(first, false) + i * 128);
-  for (int block = first + 1; block <= last; block += kTogether) {
-    float part[kTogether][kCount];
-#pragma unroll
-    for (int b = 0; b < kTogether; ++b)
-      if (block + b <= last)
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) part[b][i] = __ldcg(place(block + b, true) + i * 128);
-#pragma unroll
-    for (int b = 0; b < kTogether; ++b)
-      if (block + b <= last)
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) acc[i] = __fadd_rn(acc[i], part[b][i]);
-  }
-  return true;
-}
+struct Parts {
+  static constexpr int kCount = kColumns / 2, kChunk = kCount < 16 ? kCount : 16, kTogether = kCount <= 4 ? 4 : kCount <= 16 ? 2 : 1;
+  float* places;
+  int rows, last, thread;
 
-/// The same for few columns, without counting who is done: the block that has a tile row's first part adds the others, each as soon as its words are there, and marks
-/// their places as empty again. Parts that continue a tile row are the first that their blocks compute, so they are seldom waited for.
-template <int kColumns>
-__device__ __forceinline__ bool join_left_parts(const LinearPhase& phase, float* left, float (&acc)[kColumns / 2], int tile, int grid, bool continued, int rows) {
-  constexpr int kCount = kColumns / 2, kTogether = kCount <= 4 ? 4 : 2;
-  const int group = threadIdx.x >> 7, thread = threadIdx.x & 127, q = threadIdx.x & 3;
-  const auto place = [&](int block) { return left + (int64_t{block} * 2 + group) * (kCount * 128) + thread; };
-  const auto is_real = [&](int i) { return i / 4 * 8 + q * 2 + i % 2 < rows; };
-  if (continued) {
-    float* mine = place(blockIdx.x);
+  /// `tile`: of which this block has the first part.
+  __device__ Parts(const LinearPhase& phase, float* p, int num_rows, int tile, int grid)
+      : places(p), rows(num_rows), last(block_of(phase, static_cast<uint32_t>(tile + 1) * static_cast<uint32_t>(phase.k_blocks) - 1, grid)), thread(thread_here()) {}
+  __device__ float* place(int block, int i) const { return places + (int64_t{block} * 2 + (thread >> 7)) * (kCount * 128) + i * 128 + (thread & 127); }
+  __device__ bool is_real(int i) const { return i / 4 * 8 + (thread & 3) * 2 + i % 2 < rows; }
+  __device__ void leave(const float (&acc)[kCount]) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      if (is_real(i)) __stcg(mine + i * 128, acc[i]);
-    return false;
+      if (is_real(i)) __stcg(place(blockIdx.x, i), acc[i]);
   }
-  const int last = block_of(phase, static_cast<uint32_t>(tile + 1) * static_cast<uint32_t>(phase.k_blocks) - 1, grid);
-  for (int block = blockIdx.x + 1; block <= last; block += kTogether) {
-    float part[kTogether][kCount];
-    bool there;
-    do {
-      there = true;
+  __device__ void add_to(float (&acc)[kCount]) const {
 #pragma unroll
-      for (int b = 0; b < kTogether; ++b)
+    for (int first = 0; first < kCount; first += kChunk)
+#pragma unroll 1
+      for (int block = static_cast<int>(blockIdx.x) + 1; block <= last; block += kTogether) {
+        float part[kTogether][kChunk];
+        bool there;
+        do {
+          there = true;
 #pragma unroll
-        for (int i = 0; i < kCount; ++i)
-          if (block + b <= last && is_real(i)) {
-            part[b][i] = load_relaxed(place(block + b) + i * 128);
-            there = there && __float_as_uint(part[b][i]) != kNothing;
-          }
-    } while (!there);
+          for (int b = 0; b < kTogether; ++b)
 #pragma unroll
-    for (int b = 0; b < kTogether; ++b)
+            for (int i = 0; i < kChunk; ++i)
+              if (block + b <= last && is_real(first + i)) {
+                part[b][i] = load_relaxed(place(block + b, first + i));
+                there = there && is_there(part[b][i]);
+              }
+        } while (!there);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        if (block + b <= last && is_real(i)) {
-          acc[i] = __fadd_rn(acc[i], part[b][i]);
-          __stcg(place(block + b) + i * 128, __uint_as_float(kNothing));
-        }
+        for (int b = 0; b < kTogether; ++b)
+#pragma unroll
+          for (int i = 0; i < kChunk; ++i)
+            if (block + b <= last && is_real(first + i)) {
+              acc[first + i] = __fadd_rn(acc[first + i], part[b][i]);
+              __stcg(place(block + b, first + i), __uint_as_float(kNothing));
+            }
+      }
   }
-  return true;
-}
+};
 
 // ---- the multiplying warpgroups ----
 
@@ -683,36 +674,33 @@ __device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layo
       if (phase.norm != nullptr) norm_parity ^= 1;
     } else {
       if (phase.in != nullptr) {
-        quantise_share<kFp8>(args, phase, at.sums());
+        quantise_share<kColumns, kFp8>(args, phase, at.sums());
         fence_async_proxy_all();  // bulk copies read what was written here
         consumer_barrier();
         if (threadIdx.x == 0) arrive(args.arrivals + kMaxPhases + p);
-        if (phase.side.weight != nullptr) {
-          if (threadIdx.x == 0) await_arrivals(args.arrivals + kMaxPhases + p, static_cast<int>(gridDim.x));
-          consumer_barrier();
-          side_share<kFp8>(args, phase, at.sums());
-        }
       }
     }
     int slot = 0;
     while (walk.left > 0) {
       float acc[kColumns / 2];
       const int begin = walk.k, count = min(phase.k_blocks - begin, walk.left);
-      if constexpr (kColumns <= kDirectColumns) {
-        uint32_t before[kColumns / 4] = {};
+      constexpr bool kEarly = kColumns <= 32;  // with registers to spare
+      uint32_t before[kEarly ? kColumns / 4 : 1] = {};
+      if constexpr (kEarly)
         if (begin == 0) load_residual<kColumns>(phase, walk.tile, args.rows, before);
-        multiply<kColumns, kFp8, kResident>(at, acc, phase.k_blocks, count, slot, ring);
-        if (count == phase.k_blocks || join_left_parts<kColumns>(phase, args.left, acc, walk.tile, walk.grid, begin > 0, args.rows))
-          store_tile<kColumns>(phase, acc, walk.tile, 0, args.rows, before);
+      multiply<kColumns, kFp8, kResident>(at, acc, phase.k_blocks, count, slot, ring);
+      const Parts<kColumns> parts(phase, args.parts, args.rows, walk.tile, walk.grid);
+      if (begin > 0) {
+        parts.leave(acc);
       } else {
-        multiply<kColumns, kFp8, kResident>(at, acc, phase.k_blocks, count, slot, ring);
-        if (count == phase.k_blocks || join_parts<kColumns>(phase, args.partials, acc, walk.tile, walk.grid, begin > 0, at.flags() + group))
-          store_tile<kColumns>(phase, acc, walk.tile, 0, args.rows);
+        if (count < phase.k_blocks) parts.add_to(acc);
+        store_tile<kColumns>(phase, acc, walk.tile, 0, args.rows, kEarly ? before : nullptr);
       }
       walk.left -= count;
       walk.next_tile();
     }
-    if (kResident && phase.side.weight != nullptr) named_barrier<6, kConsumers + kHelpers>();
+    if constexpr (!kHasHelpers<kColumns>) side_rows_of_consumers<kFp8>(args, phase, p, [] {});
+    else if (phase.side.weight != nullptr) named_barrier<6, kConsumers + kHelpers>();
     if (p + 1 < args.num_phases) {
       group_barrier(group);
       if (thread == 0) arrive(args.arrivals + p);
@@ -732,12 +720,15 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args) {
   if (threadIdx.x == kConsumers) at.init_barriers();
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    if constexpr (kColumns > 64) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if constexpr (!kHasHelpers<kColumns>) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == kConsumers) copy_chain(args, at);
-    if constexpr (kResident)
-      if (threadIdx.x >= kConsumers + 32) help_chain(args, at);
+    if constexpr (kResident) {
+      if (threadIdx.x >= kConsumers + 32) help_resident(args, at);
+    } else if constexpr (kHasHelpers<kColumns>) {
+      if (threadIdx.x >= kConsumers + 32) help_chain<kFp8>(args);
+    }
   } else {
-    if constexpr (kColumns > 64) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    if constexpr (!kHasHelpers<kColumns>) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     multiply_chain(args, at);
   }
 }

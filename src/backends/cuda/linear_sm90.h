@@ -21,13 +21,13 @@ inline constexpr int kMaxSegments = 4;
 inline constexpr int kMaxPhases = 4;
 inline constexpr int kResidentRows = 4;    // as many decode rows are quantised by every block for itself
 inline constexpr int kResidentColumns = 8; // the matrix units take them as
-inline constexpr int kMaxResidentBlocks = 42;  // groups of 128 of each of them, at most
+inline constexpr int kMaxResidentBlocks = 46;  // groups of 128 of each of them, at most
 inline constexpr int kMaxDecodeRows = 256; // of one launch
-inline constexpr int kDirectColumns = 16;   // up to which parts of a tile row are left for the block that has its first
 inline constexpr uint32_t kNothing = 0xffffffffu;  // no sum has these bits: a NaN of arithmetic is 0x7fffffff
 inline constexpr int kMaxNormWidth = 8192;
 inline constexpr int kQuantisedGroups = 4;  // of a thread of quantise_prompt_rows, at a time
 inline constexpr int kMaxQuantisers = 512;  // its threads
+inline constexpr int kSideSlice = 5;        // blocks of 128 of K of which side rows are multiplied by one block of threads
 
 enum class Epilogue : int32_t {
   kStore,     // bf16
@@ -44,12 +44,18 @@ struct OutputSegment {
   int32_t features = 0;
 };
 
-/// in_proj_b and in_proj_a, which decode rows multiply on the CUDA cores: a tile row of bf16 each, b's first.
+/// in_proj_b and in_proj_a, which decode rows multiply beside the others (side_rows_sm90.cuh): a tile row of bf16 each, b's first.
 struct SideRows {
   const void* weight = nullptr;
   int32_t num_b = 0, num_a = 0;
   void *b = nullptr, *a = nullptr;
+  float* parts = nullptr;  // [side_units][kMaxDecodeRows][8], kNothing between launches: sums over slices of K
 };
+
+/// Groups of eight packed rows that hold `features`; slices of `blocks` of 128 of K; the pairs of both.
+constexpr int side_groups(int features) { return (features + 15) / 16 * 2; }
+constexpr int side_slices(int blocks) { return (blocks + kSideSlice - 1) / kSideSlice; }
+constexpr int side_units(const SideRows& side, int blocks) { return (side_groups(side.num_b) + side_groups(side.num_a)) * side_slices(blocks); }
 
 /// One linear layer.
 struct LinearPhase {
@@ -57,6 +63,7 @@ struct LinearPhase {
   const float* scale = nullptr;      // [tiles][k_blocks][kTileScales], e4m3 only
   const float* row_scale = nullptr;  // [tiles * 128] in packed order, where the scheme has one scale a row or a tensor; null otherwise
   int32_t tiles = 0, k_blocks = 0;
+  int32_t blocks = 0;                // decode rows: among how many blocks the list of tiles is cut
   Epilogue epilogue = Epilogue::kStore;
   int32_t num_segments = 0;
   OutputSegment segments[kMaxSegments];
@@ -65,7 +72,6 @@ struct LinearPhase {
   int64_t in_stride = 0;
   const float* norm = nullptr;  // factors 1 + w, or null
   float eps = 0;
-  int32_t* counters = nullptr;  // [tiles][2], zero between launches: blocks that have added their part of a tile
   SideRows side;
 };
 
@@ -78,8 +84,7 @@ struct ChainArgs {
   void* x = nullptr;               // e4m3 or bf16 [k_blocks][x_rows] pieces of 128 bytes; not in resident mode
   float* x_scale = nullptr;        // [k_blocks][x_rows], e4m3 only
   void* x16 = nullptr;             // bf16, for side rows
-  float* partials = nullptr;       // [grid][2][128][columns of the kernel]: parts of tiles that several blocks share
-  float* left = nullptr;           // of at most kDirectColumns columns: [grid][2][128][columns], kNothing between launches: parts left for others to add
+  float* parts = nullptr;          // [grid][2][128][kMaxDecodeRows] at most, kNothing between launches: parts of tiles that several blocks share, left for others to add
   int32_t* arrivals = nullptr;     // [2 * kMaxPhases + 1], zero between launches
   int32_t stages = 0;
   int32_t resident_blocks = 0;     // most of any phase
@@ -149,8 +154,8 @@ constexpr int resident_blocks(int tiles, int k_blocks, int grid) {
 constexpr int stage_bytes(int columns, bool e4m3, bool resident) {
   return kTileBytes + (resident ? 0 : columns * kTileRowBytes + (e4m3 ? (columns * 4 + 127) / 128 * 128 : 0)) + 32;
 }
-constexpr int fixed_bytes(int resident_blocks, int norm_floats, int sums_blocks) {
-  return 1024 + resident_blocks * (1024 + kResidentColumns * 4) + norm_floats * 4 + 64 + sums_blocks * 16 * 4;
+constexpr int fixed_bytes(int resident_blocks, int norm_floats, int sums) {
+  return 1024 + resident_blocks * (1024 + kResidentColumns * 4) + norm_floats * 4 + 64 + sums * 4;
 }
 
 }  // namespace quern::cuda::sm90

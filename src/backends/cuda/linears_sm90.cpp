@@ -14,7 +14,11 @@ size_t column_index(int64_t rows) {
   return i;
 }
 constexpr unsigned kThreads = 384;
-int norm_blocks(const LinearPhase& phase, bool e4m3) { return phase.norm == nullptr && phase.side.weight == nullptr ? 0 : e4m3 ? phase.k_blocks : phase.k_blocks / 2; }
+/// Floats of Layout::sums(): of up to kResidentRows rows a block of 128 each, and products of side rows.
+int num_sums(const LinearPhase& phase, bool e4m3) {
+  const int blocks = e4m3 ? phase.k_blocks : phase.k_blocks / 2;
+  return (phase.norm == nullptr ? 0 : kResidentRows * blocks) + (phase.side.weight == nullptr ? 0 : kSideSlice * 32);
+}
 
 }  // namespace
 
@@ -38,8 +42,7 @@ class Chain final : public Stream::Deferred {
     widest_ = std::max(widest_, columns);
   }
   void launch(Stream& stream) override {
-    const DecodePlaces places(workspace_, args_.rows, widest_, linears_.num_sms());
-    args_.partials = reinterpret_cast<float*>(places.partials);
+    const DecodePlaces places(workspace_, args_.rows, widest_);
     args_.x = places.x;
     args_.x_scale = reinterpret_cast<float*>(places.x_scale);
     args_.x16 = places.spare;
@@ -54,9 +57,8 @@ class Chain final : public Stream::Deferred {
   ChainArgs args_;
 };
 
-DecodePlaces::DecodePlaces(std::byte* workspace, int64_t rows, int64_t in_features, int grid) : partials(workspace) {
-  const int64_t columns = kColumns[column_index(rows)], all = padded(rows);
-  spare = partials + int64_t{grid} * 2 * kTileRows * columns * 4;
+DecodePlaces::DecodePlaces(std::byte* workspace, int64_t rows, int64_t in_features) : spare(workspace) {
+  const int64_t all = padded(rows);
   x_scale = spare + all * kSpareBytes;
   x = x_scale + aligned(in_features / 128 * all * 4);
   end = x + in_features * all * 2;  // e4m3 or bf16
@@ -70,15 +72,18 @@ PromptPlaces::PromptPlaces(std::byte* workspace, int64_t rows, int64_t in_featur
   end = spare + spare_columns * all * 2;
 }
 
-Result<Linears> Linears::load(Device& device, PromptShape shape) {
+Result<Linears> Linears::load(Device& device, PromptShape shape, int num_side_units) {
   Linears linears;
   linears.shape_ = shape;
   ASSIGN_OR_RETURN(linears.packers_, Packers::load(device));
   linears.num_sms_ = device.num_sms();
   linears.max_shared_bytes_ = device.max_shared_bytes();
-  // A float of each of 64 rows and 16 columns a warpgroup, of which a block has two.
-  const auto words = static_cast<size_t>(linears.num_sms_) * kTileRows * kDirectColumns;
-  ASSIGN_OR_RETURN(linears.left_, device.upload(std::vector<int32_t>(words, static_cast<int32_t>(kNothing)), "parts of sums"));
+  const auto words = static_cast<size_t>(linears.num_sms_) * 2 * kTileRows * kMaxDecodeRows;
+  ASSIGN_OR_RETURN(linears.parts_, device.shared_words("parts of sums", words, static_cast<int32_t>(kNothing)));
+  if (num_side_units > 0) {
+    const size_t parts = static_cast<size_t>(num_side_units) * kMaxDecodeRows * 8;
+    ASSIGN_OR_RETURN(linears.side_parts_, device.upload(std::vector<int32_t>(parts, static_cast<int32_t>(kNothing)), "parts of sums of side rows"));
+  }
   const int shared = linears.max_shared_bytes_;
   ASSIGN_OR_RETURN(linears.quantise_, device.function<QuantiseArgs>("rows_sm90", "quantise_rows"));
   ASSIGN_OR_RETURN(linears.norm_prompt_, device.function<QuantiseArgs>("rows_prompt_sm90", "norm_prompt_rows"));
@@ -100,7 +105,7 @@ Result<Linears> Linears::load(Device& device, PromptShape shape) {
 }
 
 size_t Linears::workspace_bytes(int64_t max_rows, const TileLayer& layer, int64_t spare_columns) const {
-  const DecodePlaces decode(nullptr, std::clamp<int64_t>(max_rows, 1, kMaxDecodeRows), layer.in_features(), num_sms_);
+  const DecodePlaces decode(nullptr, std::clamp<int64_t>(max_rows, 1, kMaxDecodeRows), layer.in_features());
   const PromptPlaces prompt(nullptr, max_rows, layer.in_features(), layer.is_e4m3(), !layer.is_e4m3() || layer.has_side(), spare_columns);
   return static_cast<size_t>(std::max(decode.end, prompt.end) - static_cast<std::byte*>(nullptr));
 }
@@ -137,12 +142,13 @@ void Linears::launch_chain(Stream& stream, ChainArgs args, bool e4m3) const {
   const bool filled = args.phases[0].in == nullptr;
   int blocks = 0, norm = 0, sums = 0;
   for (int p = 0; p < args.num_phases; ++p) {
-    const LinearPhase& phase = args.phases[p];
+    LinearPhase& phase = args.phases[p];
+    if (phase.side.weight != nullptr) phase.side.parts = reinterpret_cast<float*>(side_parts_->address());
     CHECK(int64_t{phase.tiles} * phase.k_blocks * num_sms_ <= INT32_MAX);  // places in the list are counted in 32 bits
-    const auto grid = static_cast<int>(std::min<int64_t>(num_sms_, int64_t{phase.tiles} * phase.k_blocks));
-    blocks = std::max(blocks, sm90::resident_blocks(phase.tiles, phase.k_blocks, grid));
+    phase.blocks = decode_blocks(phase.tiles, phase.k_blocks, num_sms_);
+    blocks = std::max(blocks, sm90::resident_blocks(phase.tiles, phase.k_blocks, phase.blocks));
     if (phase.norm != nullptr) norm = std::max(norm, phase.k_blocks * 128);
-    sums = std::max(sums, norm_blocks(phase, e4m3));
+    sums = std::max(sums, num_sums(phase, e4m3));
   }
   constexpr int kFewestStages = 4;
   const bool fits = std::max(blocks, norm / 128) <= kMaxResidentBlocks && fixed_bytes(blocks, norm, sums) + kFewestStages * stage_bytes(8, true, true) <= max_shared_bytes_;
@@ -151,7 +157,7 @@ void Linears::launch_chain(Stream& stream, ChainArgs args, bool e4m3) const {
   args.norm_floats = resident ? norm : 0;
   const int columns = kColumns[index], fixed = fixed_bytes(args.resident_blocks, args.norm_floats, sums), per_stage = stage_bytes(columns, e4m3, resident);
   args.stages = (max_shared_bytes_ - fixed) / per_stage;
-  args.left = reinterpret_cast<float*>(left_->address());
+  args.parts = reinterpret_cast<float*>(parts_->address());
   const Function<ChainArgs>& function = resident ? resident_ : (e4m3 ? e4m3_ : bf16_).chain[index];
   stream.launch(function,
                 {.grid = {static_cast<unsigned>(num_sms_)},

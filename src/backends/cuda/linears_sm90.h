@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "backends/cuda/sm90.h"
@@ -11,6 +12,16 @@ namespace quern::cuda::sm90 {
 
 inline constexpr std::string_view kArithmeticE4M3 = "cuda.sm90.wgmma.e4m3.k128", kArithmeticBF16 = "cuda.sm90.wgmma.bf16";
 inline constexpr std::array kColumns = {8, 16, 32, 64, 128, 256};
+
+/// Among how many of `most` blocks the list of a weight's tiles is cut: of fewer than `most` where each then has a whole tile row, or the same share of one, and no more than kMore tiles besides.
+/// Then fewer parts have to be added up, none or those of blocks that end together.
+constexpr int decode_blocks(int tiles, int k_blocks, int most) {
+  constexpr int64_t kMore = 2;
+  const int64_t total = int64_t{tiles} * k_blocks, even = int64_t{tiles} * std::min(most / tiles, k_blocks);
+  if (total <= most) return static_cast<int>(total);
+  const auto each = [&](int64_t blocks) { return (total + blocks - 1) / blocks; };
+  return even > 0 && each(even) <= each(most) + kMore ? static_cast<int>(even) : most;
+}
 
 /// The first rows of a step are prompt rows, the others decode rows and padding.
 struct RowSplit {
@@ -35,8 +46,8 @@ struct RowsIn {
 /// says how long the last is.
 struct DecodePlaces {
   static constexpr int64_t kSpareBytes = 32768;  // a row: side rows' bf16 input, or what attn_in rotates
-  std::byte *partials, *spare, *x_scale, *x, *end;
-  DecodePlaces(std::byte* workspace, int64_t rows, int64_t in_features, int grid);
+  std::byte *spare, *x_scale, *x, *end;
+  DecodePlaces(std::byte* workspace, int64_t rows, int64_t in_features);
 };
 
 /// A launch's workspace for prompt rows: their e4m3 and bf16 forms, as far as wanted, and `spare_columns` bf16 more a row.
@@ -58,7 +69,8 @@ inline ops::Verdict accepts_activation(DType activation, ops::ActivationLayout l
 /// The linear kernels of one device: what the ops of this platform are made of.
 class Linears {
  public:
-  static Result<Linears> load(Device& device, PromptShape shape);
+  /// `num_side_units`: of the layers with side rows, TileLayer::num_side_units().
+  static Result<Linears> load(Device& device, PromptShape shape, int num_side_units = 0);
 
   [[nodiscard]] const Packers& packers() const { return packers_; }
   /// What `layer` needs, whichever rows there are; `spare_columns` as in PromptPlaces.
@@ -84,7 +96,7 @@ class Linears {
     }
     for (int64_t row = split.prompt; row < rows.num_rows; row += kMaxDecodeRows) {
       const int64_t count = std::min<int64_t>(rows.num_rows - row, kMaxDecodeRows);
-      const Piece piece{row, count, DecodePlaces(workspace.data<std::byte>(), count, layer.in_features(), num_sms_).spare};
+      const Piece piece{row, count, DecodePlaces(workspace.data<std::byte>(), count, layer.in_features()).spare};
       outputs(phase, piece);
       phase.in = in.from(row).data;
       phase.in_stride = in.columns;
@@ -112,7 +124,7 @@ class Linears {
     for (int64_t row = split.prompt; row < end; row += kMaxDecodeRows) {
       const int64_t rows = std::min<int64_t>(end - row, kMaxDecodeRows);
       outputs(phase, row);
-      const DecodePlaces places(workspace.data<std::byte>(), rows, layer.in_features(), num_sms_);
+      const DecodePlaces places(workspace.data<std::byte>(), rows, layer.in_features());
       fill(to_fill(layer, rows, places.x, places.x_scale, places.x), row, stream);
       append(stream, phase, layer.is_e4m3(), rows, layer.arrivals(packed), workspace);
     }
@@ -142,7 +154,8 @@ class Linears {
   Function<ChainArgs> resident_;
   Kind e4m3_, bf16_;
   int num_sms_ = 0, max_shared_bytes_ = 0;
-  std::shared_ptr<ops::Buffer> left_;  // ChainArgs::left
+  std::shared_ptr<ops::Buffer> parts_;       // ChainArgs::parts
+  std::shared_ptr<ops::Buffer> side_parts_;  // SideRows::parts
   PromptShape shape_ = PromptShape::kFastest;
 };
 

@@ -132,6 +132,10 @@ __device__ __forceinline__ uint64_t operand_of_images(uint32_t address, uint32_t
   return (uint64_t{(address & 0x3ffff) >> 4}) | (uint64_t{image_bytes >> 4} << 16) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
 }
 
+inline constexpr int kOperandUnit = 16;  // bytes
+/// The operand `units` of kOperandUnit behind another.
+__device__ __forceinline__ uint64_t operand_at(uint64_t first, uint32_t units) { return (first & 0xffffffff00000000u) | (static_cast<uint32_t>(first) + units); }
+
 #define QUERN_D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define QUERN_D8(i) QUERN_D4(i), QUERN_D4((i) + 4)
 #define QUERN_D16(i) QUERN_D8(i), QUERN_D8((i) + 8)

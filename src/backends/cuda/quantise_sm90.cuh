@@ -5,7 +5,7 @@
 
 #include "backends/cuda/linear_sm90.h"
 
-// Norm, quantisation and the side rows of a group of 128 activations, held by 16 lanes of 8 each: one order of every sum, wherever it is computed.
+// Norm and quantisation of a group of 128 activations, held by 16 lanes of 8 each: one order of every sum, wherever it is computed.
 
 namespace quern::cuda::sm90 {
 
@@ -25,6 +25,11 @@ __device__ __forceinline__ void unpack8(const uint4& packed, float (&x)[8]) {
 __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
+}
+/// Two bf16 and two others, added and rounded.
+__device__ __forceinline__ uint32_t add_pair(uint32_t before, uint32_t rounded) {
+  return bf16_pair(__uint_as_float(before << 16) + __uint_as_float(rounded << 16),
+                   __uint_as_float(before & 0xffff0000u) + __uint_as_float(rounded & 0xffff0000u));
 }
 /// Of each of kCount groups, in step, so that latencies overlap.
 template <int kCount>
@@ -106,50 +111,23 @@ __device__ __forceinline__ void quantise_groups(const uint4 (&groups)[kCount], u
     bytes[n] = {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
   }
 }
-__device__ __forceinline__ float dot8_lane(const uint4& a, const uint4& b) {
-  float x[8], y[8], sum = 0;
-  unpack8(a, x);
-  unpack8(b, y);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum = __fmaf_rn(x[i], y[i], sum);
-  return sum;
-}
-__device__ __forceinline__ float dot8(const uint4& a, const uint4& b) { return sum16(dot8_lane(a, b)); }
-template <int kDistance>
-__device__ __forceinline__ void scatter(float (&values)[16], int l) {
-  const bool upper = (l & kDistance) != 0;
-#pragma unroll
-  for (int i = 0; i < kDistance; ++i) {
-    const float keep = upper ? values[i + kDistance] : values[i], give = upper ? values[i] : values[i + kDistance];
-    values[i] = __fadd_rn(keep, __shfl_xor_sync(0xffffffffu, give, kDistance, 16));
-  }
-}
-/// sum16 of 16 values at once: lane l of 16 gets that of values[l]. Lanes pair up in the same order, so the bits are sum16's.
-__device__ __forceinline__ float sum16_scattered(float (&values)[16]) {
-  const int l = static_cast<int>(threadIdx.x) & 15;
-  scatter<8>(values, l);
-  scatter<4>(values, l);
-  scatter<2>(values, l);
-  scatter<1>(values, l);
-  return values[0];
-}
 /// Byte of column byte `at` of row `row` among rows of 128 bytes in the matrix units' order.
 __device__ __forceinline__ int swizzled(int row, int at) { return row * kTileRowBytes + (at ^ ((row & 7) << 4)); }
 
-/// Eight columns, the ones of lane l of 16, of block `block` (of `blocks`) of a side row.
-__device__ __forceinline__ uint4 side_weight(const SideRows& side, int weight_row, int block, int blocks, int l) {
-  const bool is_b = weight_row < side.num_b;
-  const int row = is_b ? weight_row : weight_row - side.num_b, packed_row = row / 16 * 16 + row % 2 * 8 + row % 16 / 2;
-  const auto* tile = static_cast<const char*>(side.weight) + ((is_b ? 0 : 2 * blocks) + 2 * block + (l >> 3)) * kTileBytes;
-  return __ldg(reinterpret_cast<const uint4*>(tile + swizzled(packed_row, (l & 7) * 16)));
+/// A word that another block may just be writing.
+__device__ __forceinline__ float load_relaxed(const float* from) {
+  float value;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+  return value;
 }
-__device__ __forceinline__ void store_side(const SideRows& side, int weight_row, int row, const float* sums, int blocks) {
-  float sum = 0;
-#pragma unroll 8
-  for (int i = 0; i < blocks; ++i) sum = __fadd_rn(sum, sums[i]);
-  if (weight_row < side.num_b) static_cast<__nv_bfloat16*>(side.b)[int64_t{row} * side.num_b + weight_row] = __float2bfloat16_rn(sum);
-  else static_cast<__nv_bfloat16*>(side.a)[int64_t{row} * side.num_a + weight_row - side.num_b] = __float2bfloat16_rn(sum);
+__device__ __forceinline__ float4 load_relaxed(const float4* from) {
+  float4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
+  return v;
 }
+/// Whether another block has left a sum there, or all four.
+__device__ __forceinline__ bool is_there(float v) { return __float_as_uint(v) != kNothing; }
+__device__ __forceinline__ bool is_there(const float4& v) { return is_there(v.x) && is_there(v.y) && is_there(v.z) && is_there(v.w); }
 __device__ __forceinline__ uint4 load_row_piece(const void* in, int64_t element) {
   return __ldcg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(in) + element));  // never from an L1 line older than the predecessor
 }
@@ -159,33 +137,33 @@ __device__ __forceinline__ uint4 load_row_piece(const void* in, int64_t element)
 __device__ __forceinline__ int64_t source_row(const QuantiseArgs& args, int row) {
   return args.rows_of == nullptr ? row : max(0, __ldg(args.rows_of + row));
 }
-/// Stores lane l's eight columns of the blocks first, first + step, ... below `end` in every form that is asked for.
+/// A group of 128 on its way out: lane l's eight columns of block `block` of row `row`, in every form that is asked for.
+__device__ __forceinline__ void store_group(const QuantiseArgs& args, int row, int block, int l, const uint4& group, const uint2& bytes, float scale) {
+  const int64_t to = args.first_block + block;
+  if (args.x8 != nullptr) {
+    *reinterpret_cast<uint2*>(static_cast<char*>(args.x8) + (to * args.x_rows + row) * kTileRowBytes + ((l * 8) ^ ((row & 7) << 4))) = bytes;
+    if (l == 0) args.x_scale[to * args.x_rows + row] = scale;
+  }
+  if (args.x16 != nullptr)
+    *reinterpret_cast<uint4*>(static_cast<char*>(args.x16) + ((2 * to + (l >> 3)) * args.x_rows + row) * kTileRowBytes + (((l & 7) * 16) ^ ((row & 7) << 4))) = group;
+  if (args.out != nullptr) reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.out) + (int64_t{row} * args.k_blocks + block) * 128)[l] = group;
+}
+/// Lane l's eight columns of the blocks first, first + step, ... below `end`.
 template <int kCount>
 __device__ __forceinline__ void store_groups(const QuantiseArgs& args, int row, int first, int step, int end, int l, const uint4 (&groups)[kCount]) {
   uint2 bytes[kCount];
   float scales[kCount];
   quantise_groups(groups, bytes, scales);
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-    const int block = first + n * step;
-    if (block >= end) continue;
-    const int64_t to = args.first_block + block;
-    if (args.x8 != nullptr) {
-      *reinterpret_cast<uint2*>(static_cast<char*>(args.x8) + (to * args.x_rows + row) * kTileRowBytes + ((l * 8) ^ ((row & 7) << 4))) = bytes[n];
-      if (l == 0) args.x_scale[to * args.x_rows + row] = scales[n];
-    }
-    if (args.x16 != nullptr)
-      *reinterpret_cast<uint4*>(static_cast<char*>(args.x16) + ((2 * to + (l >> 3)) * args.x_rows + row) * kTileRowBytes + (((l & 7) * 16) ^ ((row & 7) << 4))) =
-          groups[n];
-    if (args.out != nullptr) reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.out) + (int64_t{row} * args.k_blocks + block) * 128)[l] = groups[n];
-  }
+  for (int n = 0; n < kCount; ++n)
+    if (first + n * step < end) store_group(args, row, first + n * step, l, groups[n], bytes[n], scales[n]);
 }
 
-/// Row `row` by kThreads threads; `sums` [k_blocks]. Up to kMaxNormWidth columns.
+/// Row `row` by kThreads threads, of which this is `thread`; `sums` [k_blocks]. Up to kMaxNormWidth columns.
 template <int kThreads>
-__device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, float* sums, const auto& barrier) {
-  constexpr int kHalves = kThreads / 16, kCount = kMaxNormWidth / 128 / kHalves;
-  const int half = threadIdx.x >> 4, l = threadIdx.x & 15, blocks = args.k_blocks;
+__device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, int thread, float* sums, const auto& barrier) {
+  constexpr int kHalves = kThreads / 16, kCount = kMaxNormWidth / 128 / kHalves, kFirst = kCount > 4 ? 5 : kCount;  // those of 5,120 columns, and what wider rows have besides
+  const int half = thread >> 4, l = thread & 15, blocks = args.k_blocks;
   const int64_t from = source_row(args, row) * args.in_stride + l * 8;
   uint4 x[kCount];
   float square[kCount];
@@ -197,17 +175,45 @@ __device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, floa
     if (l == 0 && half + n * kHalves < blocks) sums[half + n * kHalves] = square[n];
   barrier();
   const float inverse = inverse_rms(sums, blocks, args.eps);
+  const auto finish = [&]<int kFrom, int kTo>() {
+    uint4 y[kTo - kFrom];
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-    const auto* factors = reinterpret_cast<const float4*>(args.norm + min(half + n * kHalves, blocks - 1) * 128 + l * 8);
-    float4 low = __ldg(factors), high = __ldg(factors + 1);
-    if (args.norm_offset != 0) {
-      low = {low.x + args.norm_offset, low.y + args.norm_offset, low.z + args.norm_offset, low.w + args.norm_offset};
-      high = {high.x + args.norm_offset, high.y + args.norm_offset, high.z + args.norm_offset, high.w + args.norm_offset};
+    for (int n = kFrom; n < kTo; ++n) {
+      const auto* factors = reinterpret_cast<const float4*>(args.norm + min(half + n * kHalves, blocks - 1) * 128 + l * 8);
+      float4 low = __ldg(factors), high = __ldg(factors + 1);
+      if (args.norm_offset != 0) {
+        low = {low.x + args.norm_offset, low.y + args.norm_offset, low.z + args.norm_offset, low.w + args.norm_offset};
+        high = {high.x + args.norm_offset, high.y + args.norm_offset, high.z + args.norm_offset, high.w + args.norm_offset};
+      }
+      y[n - kFrom] = normed(x[n], inverse, low, high);
     }
-    x[n] = normed(x[n], inverse, low, high);
+    store_groups(args, row, half + kFrom * kHalves, kHalves, blocks, l, y);
+  };
+  finish.template operator()<0, kFirst>();
+  if constexpr (kFirst < kCount)
+    if (kFirst * kHalves < blocks) finish.template operator()<kFirst, kCount>();
+}
+
+/// The groups first, first + step, ... of rows without norm, counted row by row. The two halves of a warp have neighbours.
+__device__ __forceinline__ void quantise_groups_of_rows(const QuantiseArgs& args, int rows, int first, int step) {
+  constexpr int kCount = 4;
+  const int l = threadIdx.x & 15, blocks = args.k_blocks, total = rows * blocks;
+  for (; (first & ~1) < total; first += kCount * step) {
+    uint4 x[kCount];
+    uint2 bytes[kCount];
+    float scales[kCount];
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int group = first + n * step, row = group / blocks;
+      x[n] = group < total ? load_row_piece(args.in, row * args.in_stride + (group - row * blocks) * 128 + l * 8) : uint4{};
+    }
+    quantise_groups(x, bytes, scales);
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      const int group = first + n * step, row = group / blocks;
+      if (group < total) store_group(args, row, group - row * blocks, l, x[n], bytes[n], scales[n]);
+    }
   }
-  store_groups(args, row, half, kHalves, blocks, l, x);
 }
 
 /// Blocks [begin, end) of row `row`, which needs no norm.

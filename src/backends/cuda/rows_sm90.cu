@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(256) quantise_rows(const __grid_con
   __shared__ float sums[kMaxNormWidth / 128];
   launch_dependents();
   wait_for_predecessors();
-  if (args.norm != nullptr) norm_row<256>(args, blockIdx.x, sums, [] { __syncthreads(); });
+  if (args.norm != nullptr) norm_row<256>(args, blockIdx.x, static_cast<int>(threadIdx.x), sums, [] { __syncthreads(); });
   else quantise_row<256>(args, blockIdx.x, 0, args.k_blocks);
 }
 

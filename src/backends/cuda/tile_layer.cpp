@@ -60,13 +60,10 @@ ops::Verdict TileLayer::accepts(const Spec& spec, const ops::DeviceTraits& trait
   if (spec.parts.size() > static_cast<size_t>(kMaxSegments)) return ops::refuse("{} weights over one input", spec.parts.size());
   if (spec.gate_and_up && first.out_features != spec.parts[1].out_features) return ops::refuse("gate and up differ in extent");
   if (spec.norm_width > kMaxNormWidth) return ops::refuse("rows of {} are normed up to {}", spec.norm_width, kMaxNormWidth);
-  int64_t num_side = 0;
   for (const ops::LinearShape& side : spec.side) {
     if (side.scheme != WeightScheme::kBF16) return ops::refuse("in_proj_a and in_proj_b in {}; bf16 is supported", weight_scheme_name(side.scheme));
     if (side.out_features == 0 || side.out_features > kTileRows || side.out_features % 2 != 0) return ops::refuse("{} heads", side.out_features);
-    num_side += side.out_features;
   }
-  if (num_side > traits.num_cores) return ops::refuse("{} rows of in_proj_a and in_proj_b on {} multiprocessors", num_side, traits.num_cores);
   if (!spec.side.empty() && !ops::is_fp8(first.scheme) && first.scheme != WeightScheme::kBF16) return ops::refuse("unsupported weights");
   return ops::accept();
 }
@@ -80,8 +77,14 @@ TileLayer::TileLayer(Spec spec, size_t offset_bytes) : spec_(std::move(spec)), w
   row_scale_at_ = align(scale_at_ + (is_e4m3() ? tiles * blocks * kTileScales * sizeof(float) : 0));
   side_at_ = align(row_scale_at_ + (has_row_scale(spec_.parts[0].scheme) ? tiles * kTileRows * sizeof(float) : 0));
   norm_at_ = side_at_ + spec_.side.size() * static_cast<size_t>(in_features() / 64) * kTileBytes;
-  counters_at_ = align(norm_at_ + static_cast<size_t>(spec_.norm_width) * sizeof(float));
-  end_ = align(counters_at_ + (2 * tiles + kArrivals) * sizeof(int32_t));
+  arrivals_at_ = align(norm_at_ + static_cast<size_t>(spec_.norm_width) * sizeof(float));
+  end_ = align(arrivals_at_ + kArrivals * sizeof(int32_t));
+}
+
+int TileLayer::num_side_units() const {
+  SideRows side;
+  if (has_side()) side.num_b = static_cast<int32_t>(spec_.side[0].out_features), side.num_a = static_cast<int32_t>(spec_.side[1].out_features);
+  return side_units(side, static_cast<int>(in_features() / 128));
 }
 
 int TileLayer::part_tiles(size_t part) const { return tiles_of((spec_.gate_and_up ? 2 : 1) * spec_.parts[part].out_features); }
@@ -129,7 +132,7 @@ void TileLayer::pack(const Sources& sources, ops::Buffer& packed, const Packers&
   for (size_t i = 0; i < spec_.side.size(); ++i)
     pack_weight(*sources.side[i], nullptr, packed.address() + side_at_ + i * static_cast<size_t>(side_blocks) * kTileBytes, 1, side_blocks);
   if (spec_.norm_width > 0) packers.pack_norm(stream, sources.norm, reinterpret_cast<float*>(packed.address() + norm_at_));
-  stream.fill_zero({&packed, counters_at_, DType::kI32, {2 * tiles_ + kArrivals}});
+  stream.fill_zero({&packed, arrivals_at_, DType::kI32, {kArrivals}});
 }
 
 LinearPhase TileLayer::phase(const ops::Buffer& packed) const {
@@ -140,7 +143,6 @@ LinearPhase TileLayer::phase(const ops::Buffer& packed) const {
   phase.tiles = tiles_;
   phase.k_blocks = k_blocks();
   phase.norm = norm(packed);
-  phase.counters = reinterpret_cast<int32_t*>(packed.address() + counters_at_);
   if (!spec_.side.empty()) {
     phase.side.weight = packed.address() + side_at_;
     phase.side.num_b = static_cast<int32_t>(spec_.side[0].out_features);

@@ -21,7 +21,7 @@ struct Packers {
   void pack_norm(Stream& stream, const ops::TensorView& weight, float* factors) const;
 };
 
-/// Linear layers over the same input, packed as the tiles of one launch; with the norm of the input and the counters of tiles that blocks share.
+/// Linear layers over the same input, packed as the tiles of one launch; with the norm of the input and the counters of blocks that wait for each other.
 class TileLayer {
  public:
   struct Spec {
@@ -42,6 +42,7 @@ class TileLayer {
   [[nodiscard]] size_t end_bytes() const { return end_; }
   [[nodiscard]] bool is_e4m3() const { return ops::is_fp8(spec_.parts[0].scheme); }
   [[nodiscard]] bool has_side() const { return !spec_.side.empty(); }
+  [[nodiscard]] int num_side_units() const;
   [[nodiscard]] int64_t in_features() const { return spec_.parts[0].in_features; }
   [[nodiscard]] int k_blocks() const { return static_cast<int>(in_features() / (is_e4m3() ? 128 : 64)); }
   void pack(const Sources& sources, ops::Buffer& packed, const Packers& packers, Stream& stream) const;
@@ -50,7 +51,7 @@ class TileLayer {
   [[nodiscard]] LinearPhase phase(const ops::Buffer& packed) const;
   /// The side rows as a layer of their own, for prompt rows.
   [[nodiscard]] LinearPhase side_phase(const ops::Buffer& packed) const;
-  [[nodiscard]] int32_t* arrivals(const ops::Buffer& packed) const { return reinterpret_cast<int32_t*>(packed.address() + counters_at_) + 2 * tiles_; }
+  [[nodiscard]] int32_t* arrivals(const ops::Buffer& packed) const { return reinterpret_cast<int32_t*>(packed.address() + arrivals_at_); }
   [[nodiscard]] const float* norm(const ops::Buffer& packed) const {
     return spec_.norm_width == 0 ? nullptr : reinterpret_cast<const float*>(packed.address() + norm_at_);
   }
@@ -60,7 +61,7 @@ class TileLayer {
 
   Spec spec_;
   int tiles_ = 0;
-  size_t weight_at_, scale_at_, row_scale_at_, side_at_, norm_at_, counters_at_, end_;
+  size_t weight_at_, scale_at_, row_scale_at_, side_at_, norm_at_, arrivals_at_, end_;
 };
 
 }  // namespace quern::cuda::sm90

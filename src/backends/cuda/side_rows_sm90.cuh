@@ -1,0 +1,124 @@
+#pragma once
+
+#include "backends/cuda/mma.cuh"
+#include "backends/cuda/quantise_sm90.cuh"
+
+// in_proj_b and in_proj_a for decode rows: a hundred rows of bf16 beside thousands of e4m3, multiplied by warps that have nothing else to do. A unit is eight packed rows over
+// kSideSlice blocks of 128 of K; a block of threads takes a unit or two, and leaves its sums for those that add up the slices, in the order of K. Every number of rows has one arithmetic:
+// products of 128 columns on the matrix units, from zero, added to a slice's sum in the order of K.
+
+namespace quern::cuda::sm90 {
+
+struct SideUnit {
+  bool is_b;
+  int group;  // eight packed rows of the weight
+  int slice, slices;
+
+  __device__ SideUnit(const SideRows& side, int unit, int blocks) : slices(side_slices(blocks)) {
+    const int groups = unit / slices, of_b = side_groups(side.num_b);
+    slice = unit % slices;
+    is_b = groups < of_b;
+    group = is_b ? groups : groups - of_b;
+  }
+  /// Of `blocks` of 128 of K.
+  __device__ int first_block() const { return slice * kSideSlice; }
+  __device__ int count(int blocks) const { return min(kSideSlice, blocks - first_block()); }
+};
+
+/// A unit's weights in a block of 128 of K: lane (g, q) has the pieces of eight columns q and q + 4 of either half of packed row g.
+struct SideWeights {
+  uint4 pieces[4];
+
+  SideWeights() = default;
+  __device__ SideWeights(const SideRows& side, const SideUnit& unit, int block, int blocks) {
+    const int lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, q = lane & 3;
+    const char* weight = static_cast<const char*>(side.weight) + int64_t{(unit.is_b ? 0 : 2 * blocks) + 2 * block} * kTileBytes + unit.group * (8 * kTileRowBytes);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pieces[i] = __ldg(reinterpret_cast<const uint4*>(weight + i / 2 * kTileBytes + swizzled(g, (i % 2 * 4 + q) * 16)));
+  }
+  /// The products by 16 rows: of rows g (0 and 1) and g + 8 (2 and 3) by the packed rows 2 q and 2 q + 1 of the unit. `piece(half, p)`: the p-th eight columns of a half of row g; `upper`: of row g + 8.
+  __device__ __forceinline__ void multiply(float (&product)[4], const auto& piece, const auto& upper) const {
+    const int q = static_cast<int>(threadIdx.x) & 3;
+    uint4 low[4], high[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) low[i] = piece(i / 2, i % 2 * 4 + q), high[i] = upper(i / 2, i % 2 * 4 + q);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) product[i] = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      multiply_add(product, {low[i].x, high[i].x, low[i].y, high[i].y}, pieces[i].x, pieces[i].y);
+      multiply_add(product, {low[i].z, high[i].z, low[i].w, high[i].w}, pieces[i].z, pieces[i].w);
+    }
+  }
+};
+
+/// parts: [units][kMaxDecodeRows][8], kNothing where nothing is left.
+__device__ __forceinline__ float* side_part(float* parts, int unit, int row) { return parts + (int64_t{unit} * kMaxDecodeRows + row) * 8; }
+
+/// Leaves sums, as SideWeights::multiply places them, of the rows from `first_row` on.
+__device__ __forceinline__ void leave_side(float* parts, int unit, int first_row, int rows, const float (&sum)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) & 31, row = first_row + (lane >> 2), packed = 2 * (lane & 3);
+  if (row < rows) __stcg(reinterpret_cast<float2*>(side_part(parts, unit, row) + packed), make_float2(sum[0], sum[1]));
+  if (row + 8 < rows) __stcg(reinterpret_cast<float2*>(side_part(parts, unit, row + 8) + packed), make_float2(sum[2], sum[3]));
+}
+
+/// The units of this block by all rows in x16 (bf16 [2 blocks][x_rows] pieces of 128 bytes, permuted), 16 rows a warp of `warps`.
+__device__ __forceinline__ void multiply_side(const SideRows& side, const void* x16, int rows, int x_rows, int blocks, int warp, int warps) {
+  const int g = (static_cast<int>(threadIdx.x) & 31) >> 2;
+  for (int at = static_cast<int>(blockIdx.x); at < side_units(side, blocks); at += static_cast<int>(gridDim.x)) {
+    const SideUnit unit(side, at, blocks);
+    for (int first = warp * 16; first < rows; first += warps * 16) {
+      const auto piece_of = [&](int row, int block) {
+        return [&, row, block](int half, int p) {
+          return row < rows ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const char*>(x16) + int64_t{2 * block + half} * x_rows * kTileRowBytes + swizzled(row, p * 16))) : uint4{};
+        };
+      };
+      float sum[4] = {};
+#pragma unroll 1
+      for (int block = unit.first_block(); block < unit.first_block() + unit.count(blocks); ++block) {
+        float product[4];
+        SideWeights(side, unit, block, blocks).multiply(product, piece_of(first + g, block), piece_of(first + g + 8, block));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i] = __fadd_rn(sum[i], product[i]);
+      }
+      leave_side(side.parts, at, first, rows, sum);
+    }
+  }
+}
+
+/// Adds up the slices of the groups of eight packed rows that this block has units of, each slice's block every so many rows, and marks the places as empty again. `thread` of `threads`,
+/// after their own sums are left.
+__device__ __forceinline__ void join_side(const SideRows& side, int rows, int blocks, int thread, int threads) {
+  constexpr int kTogether = 8;
+  for (int at = static_cast<int>(blockIdx.x); at < side_units(side, blocks); at += static_cast<int>(gridDim.x)) {
+    const SideUnit unit(side, at, blocks);
+    const int first = at - unit.slice, mine = (rows - unit.slice + unit.slices - 1) / unit.slices;
+    for (int i = thread; i < mine * 8; i += threads) {
+      const int row = unit.slice + i / 8 * unit.slices, packed = i % 8;
+      float sum = 0;
+      for (int slice = 0; slice < unit.slices; slice += kTogether) {
+        float part[kTogether];
+        bool there;
+        do {
+          there = true;
+#pragma unroll
+          for (int k = 0; k < kTogether; ++k)
+            if (slice + k < unit.slices) {
+              part[k] = load_relaxed(side_part(side.parts, first + slice + k, row) + packed);
+              there = there && is_there(part[k]);
+            }
+        } while (!there);
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k)
+          if (slice + k < unit.slices) {
+            sum = __fadd_rn(sum, part[k]);
+            __stcg(side_part(side.parts, first + slice + k, row) + packed, __uint_as_float(kNothing));
+          }
+      }
+      const int feature = unit.group / 2 * 16 + packed * 2 + unit.group % 2, num = unit.is_b ? side.num_b : side.num_a;
+      if (feature < num) static_cast<__nv_bfloat16*>(unit.is_b ? side.b : side.a)[int64_t{row} * num + feature] = __float2bfloat16_rn(sum);
+    }
+  }
+}
+
+}  // namespace quern::cuda::sm90
