@@ -23,7 +23,7 @@ double read_share(const ExecutionPlan& plan, std::string_view candidate) {
   }
   // H200, 2026-11-30: 26.9 GB of linear layers in 7.18 ms, at 4.8 TB/s; in a whole step of cuda.plain, 28.7 ms.
   if (candidate.starts_with("cuda.sm90")) return 0.78;
-  if (candidate == "cuda.mma") return 0.55;  // H200: 2.2 to 2.9 TB/s, FP8 weights; other cards have not been measured
+  if (candidate == "cuda.mma" || candidate == "cuda.mma.e4m3") return 0.55;  // H200: 2.2 to 2.9 TB/s, FP8 weights; other cards have not been measured
   if (candidate == "cuda.plain") return 0.20;
   return candidate.ends_with(".plain") ? 0.05 : 0.85;  // OpenCL: a guess and a target, no measurements
 }

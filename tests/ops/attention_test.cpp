@@ -79,6 +79,7 @@ struct AttnInCase {
   }
   /// Whether FP8 weights meet FP8 activations.
   [[nodiscard]] bool quantises() const {
+    if (candidate_under_test().starts_with("cuda.mma.e4m3")) return problem.activation == DType::kBF16 && hidden % kScaleBlock == 0;
     const WeightScheme scheme = q.source.shape.scheme;
     return candidate_under_test().starts_with("cuda.sm90") && is_fp8(scheme) && k.source.shape.scheme == scheme && v.source.shape.scheme == scheme;
   }
@@ -92,9 +93,9 @@ struct AttnInCase {
   }
   /// Query, gate, key and value of a row, each [heads * d].
   std::array<Vector, 4> reference(int64_t row, const std::array<int, 3>& position) {
-    Vector u = rms_norm(input(row), Bed::doubles(norm), kEps, 1.0);
-    if (quantises()) u = quantised(rounded_to_bf16(std::move(u)));
-    const Vector q_and_gate = multiply(q.dense, u), keys = multiply(k.dense, u);
+    const Vector u = rms_norm(input(row), Bed::doubles(norm), kEps, 1.0);
+    const auto project = [&](const LinearCase& linear) { return multiply(linear.dense, quantises() ? seen_by(linear.source.shape, u) : u); };
+    const Vector q_and_gate = project(q), keys = project(k);
     std::vector<int> positions;
     for (int i = 0; i < rotary / 2; ++i)
       positions.push_back(position[static_cast<size_t>(i % 3)]);  // equal sections: every frequency in turn
@@ -112,7 +113,7 @@ struct AttnInCase {
       add(result[1], testing::row(q_and_gate, 2 * head + 1, width), nullptr);
     }
     for (size_t head = 0; head < static_cast<size_t>(nkv); ++head) add(result[2], testing::row(keys, head, width), &k_norm);
-    result[3] = multiply(v.dense, u);
+    result[3] = project(v);
     return result;
   }
   std::vector<float> cached(const TensorView& cache, const TensorView& scale, int64_t index) {

@@ -36,6 +36,22 @@ TEST(CudaDeviceCode, SaysWhatADeviceRuns) {
   EXPECT_EQ(cuda::code_for(code, 75), "");
 }
 
+TEST(CudaDeviceCode, OfUnitsWithNewerInstructionsIsWhatNewerArchitecturesHave) {
+  const string_view code[] = {"80", "90a", "89-virtual"}, old[] = {"80", "86"};
+  EXPECT_THAT(cuda::architectures_from(89, code), ::testing::ElementsAre("90a", "89-virtual"));
+  EXPECT_THAT(cuda::architectures_from(89, old), ::testing::IsEmpty());
+  EXPECT_FALSE(cuda::covers(cuda::architectures_from(89, code), 86).has_value());
+  for (const int device : {89, 90, 120}) EXPECT_OK(cuda::covers(cuda::architectures_from(89, code), device)) << device;
+}
+
+TEST(CudaDeviceCode, WaitsForPredecessorsWhereItIsMachineCodeThatCan) {
+  const string_view translated[] = {"80", "90a", "89-virtual"}, machine[] = {"80", "90a", "120", "89-virtual"};
+  EXPECT_TRUE(cuda::waits_for_predecessors(translated, 90));
+  EXPECT_FALSE(cuda::waits_for_predecessors(translated, 120));
+  EXPECT_TRUE(cuda::waits_for_predecessors(machine, 120));
+  for (const int device : {80, 89, 100}) EXPECT_FALSE(cuda::waits_for_predecessors(machine, device)) << device;
+}
+
 TEST(CudaDeviceCode, IsAnElfImageForEveryUnitOrAReason) {
   if (cuda::device_code().empty()) {
     const auto covered = cuda::build_covers(90);

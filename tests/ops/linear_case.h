@@ -93,6 +93,11 @@ inline Vector rounded_to_bf16(Vector x) {
   for (double& value : x) value = round_bf16(static_cast<float>(value));
   return x;
 }
+/// What a weight of `shape` meets of a row where activations are quantised: rounded to bf16, quantised if the weight is FP8.
+inline Vector seen_by(const LinearShape& shape, Vector x) {
+  x = rounded_to_bf16(std::move(x));
+  return is_fp8(shape.scheme) ? quantised(x) : x;
+}
 
 /// Runs `enqueue(first, count, kind)` over all rows at once as `whole` and in pieces of each size as `apart`, of few launches in pieces of one size after the other: the bytes
 /// of `out` must be the same.

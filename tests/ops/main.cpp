@@ -38,6 +38,8 @@ int main(int argc, char** argv) {
                     : candidate.starts_with("cpu.amx")  ? traits.amx_bf16 && traits.avx512_vbmi
                     : candidate == "opencl.dpas" || candidate == "opencl.simd16" ? traits.architecture != 0
                     : candidate.starts_with("cuda.sm90") ? traits.architecture == 90
+                    : candidate == "cuda.mma.e4m3"          ? traits.architecture == 89 || traits.architecture >= 120
+                    : candidate == "cuda.mma.e4m3.emulated" ? traits.architecture >= 90 && traits.architecture < 120
                                                         : true;
   if (!runs) {
     std::printf("SKIPPED: this device cannot run %s\n", candidate.c_str());

@@ -56,6 +56,52 @@ TEST(MmaLinear, AddsTheProductOfEverySchemeAndExtent) {
       }
 }
 
+/// Ranks of small models cut rows at 32, 64 and 96 of a scale block; in_features are whole blocks.
+TEST(MmaLinear, TakesSlicesThatBeginInsideAScaleBlock) {
+  ONLY_MMA();
+  for (const int64_t row_offset : {32, 64, 96, 128 + 96}) {
+    SCOPED_TRACE(row_offset);
+    Bed bed;
+    Random random(9);
+    constexpr int64_t kRows = 40, kIn = 384, kOut = 200;
+    const LinearCase linear(bed, random, {kOut, kIn, WeightScheme::kFp8Block}, row_offset % kScaleBlock);
+    const TensorView in = bed.tensor(DType::kBF16, {kRows, kIn}, random.normals(kRows * kIn)), x = bed.tensor(DType::kBF16, {kRows, kOut});
+    const auto kernel = make_kernel<OutResidual>(bed, {linear.source.shape, ActivationLayout::kPlain, DType::kBF16, false});
+    ASSERT_EQ(kernel->arithmetic(), "cuda.mma.w16");
+    Buffer& packed = bed.packed(*kernel);
+    LinearSource source = linear.source;
+    source.row_offset = row_offset;
+    kernel->pack(source, packed, bed.stream());
+    Launch launch = bed.launch(*kernel, kRows);
+    kernel->enqueue(KindRows(kRows, RowKind::kPrompt).rows, {ActivationLayout::kPlain, in, {}}, packed, x, launch);
+    Vector expected;
+    for (int64_t row = 0; row < kRows; ++row)
+      for (const double y : multiply(linear.dense, row_of(in, row))) expected.push_back(y);
+    EXPECT_LE(relative_rms(Bed::values(x), expected), kBound);
+  }
+}
+
+/// What tiles cannot hold is an error of loading, with what would work.
+TEST(MmaLinear, FailsToPackSlicesThatItsTilesCannotHold) {
+  if (platform_under_test() != "cuda") GTEST_SKIP() << "this test is about cuda";
+  for (const auto& [row_offset, column_offset] : {std::pair{int64_t{16}, int64_t{0}}, {0, 64}, {50, 32}}) {
+    Bed bed;
+    Random random(9);
+    const LinearCase linear(bed, random, {128, 256, WeightScheme::kFp8Block}, row_offset, column_offset);
+    const auto kernel = make_kernel<OutResidual>(bed, {linear.source.shape, ActivationLayout::kPlain, DType::kBF16, false});
+    Buffer& packed = bed.packed(*kernel);
+    const std::unique_ptr<Stream> stream = bed.device().make_stream().value();
+    kernel->pack(linear.source, packed, *stream);
+    const Result<void> outcome = stream->finish();
+    if (kernel->arithmetic().starts_with("cuda.plain")) {
+      EXPECT_OK(outcome);
+    } else {
+      ASSERT_FALSE(outcome.has_value());
+      EXPECT_THAT(outcome.error().message, ::testing::AllOf(::testing::HasSubstr(fmt::format("{} rows and {} columns", row_offset, column_offset)), ::testing::HasSubstr("cuda.plain")));
+    }
+  }
+}
+
 TEST(MmaLinear, WidensEveryCodeExactly) {
   ONLY_MMA();
   // Each code times one: 128 columns of which one row of x picks one.

@@ -14,11 +14,6 @@ bool is_under_test() { return candidate_under_test().starts_with("cuda.sm90"); }
 #define ONLY_SM90()                                                             \
   if (!is_under_test()) GTEST_SKIP() << "this test is about cuda.sm90"
 
-Vector seen_by(const LinearShape& shape, Vector x) {
-  x = rounded_to_bf16(std::move(x));
-  return is_fp8(shape.scheme) ? quantised(x) : x;
-}
-
 const std::vector<int64_t> kDecodePieces = {1, 4, 8, 11, 31, 64, 100, 130, 250}, kPromptPieces = {64, 128, 192};
 
 TEST(Sm90Linear, MlpInIsSiluOfGateTimesUpOfTheQuantisedNormedInput) {

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "worker/runner_fixture.h"
+#include "worker/selftest.h"
 
 namespace quern::worker {
 namespace {
@@ -178,15 +179,24 @@ TEST(Reference, SecondInBfloat16MeetsTheBf16Bar) {
 /// FP8 weights that meet FP8 activations. Rounding moves the logits, and where bf16 has moved a value across a tie it moves them elsewhere: after eight layers two such
 /// computations agree with each other no better than with the exact one. So what is checked is the size of the error: it must be that of transformers with activations
 /// rounded in the same way (tools/reference), 0.13.
-TEST(Reference, SecondWithQuantisedActivationsErrsAsMuchAsTheirEmulation) {
-  TestRunner runner(checkpoint(kSecond, Scheme::kFp8Block), {.dtype = ModelDType::kBFloat16});
+void check_quantised_activations(ops::Device& device, std::string_view candidate, bool by_request) {
+  SCOPED_TRACE(candidate);
+  constexpr std::string_view kOps[] = {"attn_in", "gdn_in", "mlp_in", "out_residual", "down_residual"};
+  WorkerOptions options{.dtype = ModelDType::kBFloat16};
+  if (by_request)
+    for (const std::string_view op : kOps) options.kernels.emplace(op, candidate);
+  TestRunner runner(checkpoint(kSecond, Scheme::kFp8Block), options);
   ASSERT_TRUE(runner.ready());
-  if (!runner.traits.fp8_matrix) GTEST_SKIP() << runner.traits.name << " has no FP8 matrix units";
-  for (const OpChoice& choice : runner.plan.choices) {
-    if (choice.op == "mlp_in" || choice.op == "down_residual" || choice.op == "gdn_in" || choice.op == "attn_in") {
-      EXPECT_EQ(choice.candidate, "cuda.sm90") << choice.op;
+  for (const OpChoice& choice : runner.plan.choices)
+    if (std::find(std::begin(kOps), std::end(kOps), choice.op) != std::end(kOps)) {
+      EXPECT_EQ(choice.candidate, candidate) << choice.op;
     }
-  }
+  // What a start would say of them, at row counts of every launch.
+  const auto tested = self_test(runner.plan, runner.plan.ranks[0], backends::kernel_table(device.traits().platform), {.forced = options.kernels, .disabled = {}}, device,
+                                {{1, 3, 65, 193}, {8, 9, 16, 17, 32, 33}});
+  ASSERT_OK(tested);
+  EXPECT_GE(tested->num_tested, 5);
+  for (const SelfTestReport::Fault& fault : tested->faults) ADD_FAILURE() << fault.op << " " << fault.candidate << ": " << fault.reason;
   const auto emulation = read_json_file(quern::testing::data_path("second-reference/expected-w8a8.json"));
   ASSERT_OK(emulation);
   const Json &file = expected(kSecond), &exact = file["fp8_block"]["positions"];
@@ -203,8 +213,18 @@ TEST(Reference, SecondWithQuantisedActivationsErrsAsMuchAsTheirEmulation) {
     EXPECT_LE(distance.rms(), 1.1 * emulated.rms());
     EXPECT_GE(distance.rms(), 0.5 * emulated.rms()) << "activations cannot have been quantised";
     EXPECT_LE(distance.worst, 1.5 * emulated.worst);
-    RecordProperty("rms", std::to_string(distance.rms()));
+    ::testing::Test::RecordProperty("rms", std::to_string(distance.rms()));
   }
+}
+
+TEST(Reference, SecondWithQuantisedActivationsErrsAsMuchAsTheirEmulation) {
+  const auto device = backends::open_device(device_under_test(), {});
+  ASSERT_OK(device);
+  const ops::DeviceTraits& traits = (*device)->traits();
+  if (!traits.fp8_matrix) GTEST_SKIP() << traits.name << " has no FP8 matrix units";
+  const bool hopper = traits.architecture == 90;
+  check_quantised_activations(**device, hopper ? "cuda.sm90" : "cuda.mma.e4m3", false);
+  if (hopper) check_quantised_activations(**device, "cuda.mma.e4m3.emulated", true);
 }
 
 /// Prompt in pieces with the MTP layer's KV filled; the last step proposes two drafts, whose logits the references list.

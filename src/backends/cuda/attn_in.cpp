@@ -1,4 +1,6 @@
 #include "backends/cuda/attention_args.h"
+#include "backends/cuda/e4m3.h"
+#include "backends/cuda/linears_e4m3.h"
 #include "backends/cuda/linears_mma.h"
 #include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
@@ -37,8 +39,8 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     return norms_at_ + static_cast<size_t>(problem_.hidden + 2 * problem_.head_dim + 2 * num_frequencies()) * sizeof(float);
   }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    const int64_t rows = std::min(max_rows, kRowTile);
-    return bytes(rows * problem_.hidden) + bytes(rows * q_width()) + 2 * bytes(rows * kv_width());
+    const int64_t rows = std::min(max_rows, Linears::kRowTile);
+    return bytes(rows * problem_.hidden) + bytes(rows * q_width()) + 2 * bytes(rows * kv_width()) + Linears::operand_bytes(rows, problem_.hidden);
   }
   void pack(const ops::AttnIn::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
     linears_.pack(q_, weights.q, packed, stream);
@@ -59,17 +61,18 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     Stream& stream = cuda_stream(launch.stream);
     const Norms norms = norms_in(packed);
     const DType dtype = problem_.activation;
-    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+    for (int64_t first = 0; first < rows.num_rows; first += Linears::kRowTile) {
+      const int64_t n = std::min<int64_t>(Linears::kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
       std::byte* normed = scratch.take(bytes(n * problem_.hidden));
       std::byte* q = scratch.take(bytes(n * q_width()));
       std::byte* k = scratch.take(bytes(n * kv_width()));
       std::byte* v = scratch.take(bytes(n * kv_width()));
       linears_.norm(stream, dtype, row_address(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, norms.input, 0.0f, normed, problem_.hidden);
-      linears_.multiply(stream, q_, packed, dtype, normed, n, Epilogue::kStore, q);
-      linears_.multiply(stream, k_, packed, dtype, normed, n, Epilogue::kStore, k);
-      linears_.multiply(stream, v_, packed, dtype, normed, n, Epilogue::kStore, v);
+      const auto operand = linears_.operand(stream, scratch, normed, nullptr, n, {&q_, &k_, &v_});
+      linears_.multiply(stream, q_, packed, dtype, operand, n, Epilogue::kStore, q);
+      linears_.multiply(stream, k_, packed, dtype, operand, n, Epilogue::kStore, k);
+      linears_.multiply(stream, v_, packed, dtype, operand, n, Epilogue::kStore, v);
       RotateArgs args{};
       args.step = step_tables(rows);
       args.first_row = static_cast<int32_t>(first);
@@ -153,3 +156,14 @@ ops::Verdict accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTrait
 Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device) { return plain::make_on<TiledLinears>(problem, cuda_device(device)); }
 
 }  // namespace quern::cuda::mma
+
+namespace quern::cuda::e4m3 {
+
+ops::Verdict accepts(const ops::AttnIn::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = mma::accepts(problem, traits); !verdict.accepted) return verdict;
+  return E4M3Linears::accepts(traits, {problem.q, problem.k, problem.v});
+}
+
+Result<std::unique_ptr<ops::AttnIn::Kernel>> make(const ops::AttnIn::Problem& problem, ops::Device& device) { return plain::make_on<E4M3Linears>(problem, cuda_device(device)); }
+
+}  // namespace quern::cuda::e4m3

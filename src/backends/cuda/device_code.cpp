@@ -36,6 +36,19 @@ bool runs_code_for(std::string_view architecture, int device) {
   return runs_on(parse(architecture), device) && std::find(names.begin(), names.end(), architecture) != names.end();
 }
 
+bool waits_for_predecessors(std::span<const std::string_view> architectures, int device) {
+  return std::any_of(architectures.begin(), architectures.end(), [&](std::string_view name) {
+    const Architecture code = parse(name);
+    return code.number >= 90 && !code.translated && runs_on(code, device);
+  });
+}
+
+std::vector<std::string_view> architectures_from(int first, std::span<const std::string_view> architectures) {
+  std::vector<std::string_view> found;
+  std::copy_if(architectures.begin(), architectures.end(), std::back_inserter(found), [&](std::string_view name) { return parse(name).number >= first; });
+  return found;
+}
+
 Result<void> covers(std::span<const std::string_view> architectures, int device) {
   for (const std::string_view architecture : architectures)
     if (runs_on(parse(architecture), device)) return {};

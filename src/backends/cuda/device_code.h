@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 
@@ -25,6 +26,10 @@ bool runs_code_for(std::string_view architecture, int device);
 /// Version of the compiler, 13000 for 13.0; 12000 in builds without one.
 int toolkit_version();
 
+/// Those of `architectures` from sm_`first` on, for units with instructions that older ones lack.
+std::vector<std::string_view> architectures_from(int first, std::span<const std::string_view> architectures);
+/// Whether kernels of code for `architectures` wait for their predecessor in the stream by themselves on a device: machine code of sm_90 and newer does, translated code and that of older GPUs does not.
+bool waits_for_predecessors(std::span<const std::string_view> architectures, int device);
 /// Whether code for `architectures` runs on a device (90 for sm_90), or why not.
 Result<void> covers(std::span<const std::string_view> architectures, int device);
 /// What a device runs of code for `architectures`, in words: "machine code of sm_90a", "machine code of sm_80", "code for sm_89, translated by the driver"; empty: nothing.

@@ -1,3 +1,5 @@
+#include "backends/cuda/e4m3.h"
+#include "backends/cuda/linears_e4m3.h"
 #include "backends/cuda/linears_mma.h"
 #include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
@@ -22,7 +24,8 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
   [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size(static_cast<size_t>(std::min(max_rows, kRowTile) * problem_.hidden) * dtype_size(problem_.activation));
+    const int64_t rows = std::min(max_rows, Linears::kRowTile);
+    return normed_bytes(rows) + Linears::operand_bytes(rows, problem_.hidden);
   }
   void pack(const ops::GdnIn::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
     linears_.pack(qkv_, weights.qkv, packed, stream);
@@ -36,14 +39,15 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
                ops::Launch& launch) const override {
     Stream& stream = cuda_stream(launch.stream);
     const auto* norm = reinterpret_cast<const float*>(packed.address() + norm_at_);
-    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+    for (int64_t first = 0; first < rows.num_rows; first += Linears::kRowTile) {
+      const int64_t n = std::min<int64_t>(Linears::kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      std::byte* normed = scratch.take(workspace_bytes(n));
+      std::byte* normed = scratch.take(normed_bytes(n));
       linears_.norm(stream, problem_.activation, row_address(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, norm, 0.0f, normed, problem_.hidden);
+      const auto operand = linears_.operand(stream, scratch, normed, nullptr, n, {&qkv_, &z_, &b_, &a_});
       const auto project = [&](const typename Linears::Packed& weight, const ops::TensorView& to) {
         if (weight.shape().out_features == 0) return;
-        linears_.multiply(stream, weight, packed, problem_.activation, normed, n, Epilogue::kStore, row_address(to, first, weight.shape().out_features));
+        linears_.multiply(stream, weight, packed, problem_.activation, operand, n, Epilogue::kStore, row_address(to, first, weight.shape().out_features));
       };
       project(qkv_, out.qkv);
       project(z_, out.z);
@@ -53,6 +57,8 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
   }
 
  private:
+  [[nodiscard]] size_t normed_bytes(int64_t rows) const { return Scratch::size(static_cast<size_t>(rows * problem_.hidden) * dtype_size(problem_.activation)); }
+
   ops::GdnIn::Problem problem_;
   Linears linears_;
   typename Linears::Packed qkv_, z_, b_, a_;
@@ -77,3 +83,14 @@ ops::Verdict accepts(const ops::GdnIn::Problem& problem, const ops::DeviceTraits
 Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) { return make_on<ops::GdnIn, plain::GdnInKernel, TiledLinears>(problem, device); }
 
 }  // namespace quern::cuda::mma
+
+namespace quern::cuda::e4m3 {
+
+ops::Verdict accepts(const ops::GdnIn::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = mma::accepts(problem, traits); !verdict.accepted) return verdict;
+  return E4M3Linears::accepts(traits, {problem.qkv, problem.z, problem.b, problem.a});
+}
+
+Result<std::unique_ptr<ops::GdnIn::Kernel>> make(const ops::GdnIn::Problem& problem, ops::Device& device) { return make_on<ops::GdnIn, plain::GdnInKernel, E4M3Linears>(problem, device); }
+
+}  // namespace quern::cuda::e4m3

@@ -1,5 +1,6 @@
 #include "backends/cuda/kernel_table.h"
 
+#include "backends/cuda/e4m3.h"
 #include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
 #include "backends/cuda/sm90.h"
@@ -15,12 +16,26 @@ template <class Op, sm90::PromptShape kShape>
 Result<std::unique_ptr<typename Op::Kernel>> make_linear(const typename Op::Problem& problem, ops::Device& device) {
   return sm90::make(problem, device, kShape);
 }
+template <class Op>
+ops::Verdict accepts_e4m3(const typename Op::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = e4m3::multiplies(traits); !verdict.accepted) return verdict;
+  return e4m3::accepts(problem, traits);
+}
+template <class Op>
+ops::Verdict accepts_emulated(const typename Op::Problem& problem, const ops::DeviceTraits& traits) {
+  ops::Verdict own = e4m3::multiplies(traits);
+  if (own.accepted) return ops::refuse("sm_{} needs no emulation", traits.architecture);
+  if (traits.architecture < 90) return own;
+  return e4m3::accepts(problem, traits);
+}
 /// The shapes by name are for tests and measurements.
 template <class Op>
 constexpr ops::Candidate<Op> kLinear[] = {{"cuda.sm90.single", sm90::accepts, make_linear<Op, sm90::PromptShape::kSingle>, true},
                                           {"cuda.sm90.pairs", sm90::accepts, make_linear<Op, sm90::PromptShape::kPair>, true},
                                           {"cuda.sm90.tall.pairs", sm90::accepts, make_linear<Op, sm90::PromptShape::kTallPair>, true},
                                           {"cuda.sm90", sm90::accepts, make_linear<Op, sm90::PromptShape::kFastest>},
+                                          {"cuda.mma.e4m3", accepts_e4m3<Op>, e4m3::make},
+                                          {"cuda.mma.e4m3.emulated", accepts_emulated<Op>, e4m3::make, true},
                                           {"cuda.mma", mma::accepts, mma::make},
                                           {"cuda.plain", plain::accepts, plain::make}};
 template <class Op>

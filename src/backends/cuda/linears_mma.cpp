@@ -12,9 +12,9 @@ using ops::WeightScheme;
 
 namespace {
 
-/// Scales of a slice that begins with a scale block.
+/// Block scales are kept for every tile of features.
 int64_t num_scales(const ops::LinearShape& shape) {
-  if (shape.scheme == WeightScheme::kFp8Block) return ops::scale_blocks(0, shape.out_features) * ops::scale_blocks(0, shape.in_features);
+  if (shape.scheme == WeightScheme::kFp8Block) return ceil_div(shape.out_features, kTileFeatures) * (shape.in_features / kBlockColumns);
   return ops::max_scales(shape);
 }
 
@@ -43,7 +43,8 @@ Result<TiledLinears> TiledLinears::create(Device& device) {
       ASSIGN_OR_RETURN((*all[scheme])[i], device.function<TiledLinearArgs>("linear_mma", kNames[scheme][i]));
     }
   ASSIGN_OR_RETURN(linears.tile_, device.function<TileWeightArgs>("linear_mma", "tile_weight"));
-  linears.overlap_ = runs_code_for("90a", device.traits().architecture);  // translated code does not wait for its predecessor
+  ASSIGN_OR_RETURN(linears.tile_scales_, device.function<TileScalesArgs>("linear_mma", "tile_scales"));
+  linears.overlap_ = waits_for_predecessors(code_architectures(), device.traits().architecture);
   return linears;
 }
 
@@ -58,23 +59,31 @@ ops::Verdict TiledLinears::accepts(DType activation, std::initializer_list<ops::
   return ops::accept();
 }
 
-void TiledLinears::pack(const TiledLinear& weight, const ops::LinearSource& source, ops::Buffer& packed, ops::Stream& stream) const {
+void TiledLinears::pack(const TiledLinear& weight, const ops::LinearSource& source, ops::Buffer& packed, ops::Stream& stream, Tiles order) const {
   const ops::LinearShape& shape = weight.shape();
   ops::check_source(source, shape);
   CHECK(weight.end_bytes() <= packed.size_bytes());
-  CHECK_MSG(source.row_offset % ops::kScaleBlock == 0 && source.column_offset % ops::kScaleBlock == 0, "shards are cut on scale blocks");
   const TiledWeight to = weight.view(packed);
-  const bool e4m3 = ops::is_fp8(shape.scheme);
-  const TileWeightArgs args{source.weight.data<void>(), to.out_features, to.in_features, e4m3 ? 1 : 0, const_cast<void*>(to.tiles)};
-  const int64_t pieces = ceil_div(shape.out_features, kTileFeatures) * (shape.in_features / kTileColumns) * tile_bytes(e4m3) / 16;
+  const int64_t tile_rows = ceil_div(shape.out_features, kTileFeatures);
+  const TileWeightArgs args{source.weight.data<void>(), to.out_features, to.in_features, order, const_cast<void*>(to.tiles)};
+  const int64_t pieces = tile_rows * (shape.in_features / kTileColumns) * tile_bytes(order != Tiles::kBF16) / 16;
   cuda_stream(stream).launch(tile_, {.grid = {static_cast<unsigned>(std::min<int64_t>(ceil_div(pieces, kThreads), 1 << 14))}, .block = {kThreads}}, args);
   if (num_scales(shape) == 0) return;
+  if (shape.scheme == WeightScheme::kFp8Block) {
+    const int64_t row_offset = source.row_offset % ops::kScaleBlock, column_offset = source.column_offset % ops::kScaleBlock;
+    if (row_offset % kTileFeatures != 0 || column_offset != 0) {
+      cuda_stream(stream).fail(off_the_grid("cuda.mma", row_offset, column_offset, kTileFeatures));
+      return;
+    }
+    const TileScalesArgs scales{source.scale.data<float>(), static_cast<int32_t>(row_offset), static_cast<int32_t>(tile_rows), to.in_features / kBlockColumns, const_cast<float*>(to.scale)};
+    cuda_stream(stream).launch(tile_scales_, {.grid = {static_cast<unsigned>(ceil_div(num_scales(shape), kThreads))}, .block = {kThreads}}, scales);
+    return;
+  }
   stream.copy({source.scale.buffer, source.scale.offset_bytes, DType::kF32, Shape{num_scales(shape)}}, {&packed, weight.scale_at(), DType::kF32, Shape{num_scales(shape)}});
 }
 
-void TiledLinears::multiply(Stream& stream, const TiledLinear& weight, const ops::Buffer& packed, DType /*activation*/, const void* x, int64_t num_rows, Epilogue epilogue, void* out,
-                            const int32_t* x_rows) const {
-  const TiledLinearArgs args{weight.view(packed), epilogue, static_cast<int32_t>(num_rows), x, x_rows, out};
+void TiledLinears::multiply(Stream& stream, const TiledLinear& weight, const ops::Buffer& packed, DType /*activation*/, const Operand& x, int64_t num_rows, Epilogue epilogue, void* out) const {
+  const TiledLinearArgs args{weight.view(packed), epilogue, static_cast<int32_t>(num_rows), x.x, x.rows, out};
   const Kernels& kernels = !ops::is_fp8(weight.shape().scheme) ? bf16_ : weight.shape().scheme == WeightScheme::kFp8Block ? block_ : e4m3_;
   const size_t size = num_rows <= 8 ? 0 : num_rows <= 16 ? 1 : 2;
   const auto across = static_cast<unsigned>(ceil_div(num_rows, int64_t{8} << size)), along = static_cast<unsigned>(ceil_div(weight.shape().out_features, kTileFeatures));

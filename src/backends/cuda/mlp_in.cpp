@@ -1,3 +1,5 @@
+#include "backends/cuda/e4m3.h"
+#include "backends/cuda/linears_e4m3.h"
 #include "backends/cuda/linears_mma.h"
 #include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
@@ -16,7 +18,8 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
   [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return norm_at_ + static_cast<size_t>(problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size(static_cast<size_t>(std::min(max_rows, kRowTile) * problem_.hidden) * dtype_size(problem_.activation));
+    const int64_t rows = std::min(max_rows, Linears::kRowTile);
+    return normed_bytes(rows) + Linears::operand_bytes(rows, problem_.hidden);
   }
   void pack(const ops::MlpIn::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
     linears_.pack(gate_, weights.gate, packed, stream);
@@ -30,18 +33,21 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
     Stream& stream = cuda_stream(launch.stream);
     const auto* norm = reinterpret_cast<const float*>(packed.address() + norm_at_);
     const DType dtype = problem_.activation;
-    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+    for (int64_t first = 0; first < rows.num_rows; first += Linears::kRowTile) {
+      const int64_t n = std::min<int64_t>(Linears::kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      std::byte* normed = scratch.take(workspace_bytes(n));
+      std::byte* normed = scratch.take(normed_bytes(n));
       std::byte* to = row_address(out.data, first, problem_.intermediate);
       linears_.norm(stream, dtype, row_address(x, first, problem_.hidden), n, problem_.hidden, problem_.eps, norm, 0.0f, normed, problem_.hidden);
-      linears_.multiply(stream, gate_, packed, dtype, normed, n, Epilogue::kSilu, to);
-      linears_.multiply(stream, up_, packed, dtype, normed, n, Epilogue::kMultiply, to);
+      const auto operand = linears_.operand(stream, scratch, normed, nullptr, n, {&gate_, &up_});
+      linears_.multiply(stream, gate_, packed, dtype, operand, n, Epilogue::kSilu, to);
+      linears_.multiply(stream, up_, packed, dtype, operand, n, Epilogue::kMultiply, to);
     }
   }
 
  private:
+  [[nodiscard]] size_t normed_bytes(int64_t rows) const { return Scratch::size(static_cast<size_t>(rows * problem_.hidden) * dtype_size(problem_.activation)); }
+
   ops::MlpIn::Problem problem_;
   Linears linears_;
   typename Linears::Packed gate_, up_;
@@ -68,3 +74,14 @@ ops::Verdict accepts(const ops::MlpIn::Problem& problem, const ops::DeviceTraits
 Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device) { return make_on<ops::MlpIn, plain::MlpInKernel, TiledLinears>(problem, device); }
 
 }  // namespace quern::cuda::mma
+
+namespace quern::cuda::e4m3 {
+
+ops::Verdict accepts(const ops::MlpIn::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = mma::accepts(problem, traits); !verdict.accepted) return verdict;
+  return E4M3Linears::accepts(traits, {problem.gate, problem.up});
+}
+
+Result<std::unique_ptr<ops::MlpIn::Kernel>> make(const ops::MlpIn::Problem& problem, ops::Device& device) { return make_on<ops::MlpIn, plain::MlpInKernel, E4M3Linears>(problem, device); }
+
+}  // namespace quern::cuda::e4m3

@@ -1,3 +1,5 @@
+#include "backends/cuda/e4m3.h"
+#include "backends/cuda/linears_e4m3.h"
 #include "backends/cuda/linears_mma.h"
 #include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
@@ -16,7 +18,8 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
   [[nodiscard]] std::string_view arithmetic() const override { return Linears::arithmetic(problem_.activation); }
   [[nodiscard]] size_t packed_bytes() const override { return norms_at_ + static_cast<size_t>(2 * problem_.hidden) * sizeof(float); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    return Scratch::size(static_cast<size_t>(std::min(max_rows, kRowTile) * 2 * problem_.hidden) * dtype_size(problem_.activation));
+    const int64_t rows = std::min(max_rows, Linears::kRowTile);
+    return normed_bytes(rows) + Linears::operand_bytes(rows, 2 * problem_.hidden);
   }
   void pack(const ops::MtpIn::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
     linears_.pack(fc_, weights.fc, packed, stream);
@@ -31,18 +34,21 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
     const auto* norms = reinterpret_cast<const float*>(packed.address() + norms_at_);
     const DType dtype = problem_.activation;
     const int64_t width = problem_.hidden;
-    for (int64_t first = 0; first < rows.num_rows; first += kRowTile) {
-      const int64_t n = std::min<int64_t>(kRowTile, rows.num_rows - first);
+    for (int64_t first = 0; first < rows.num_rows; first += Linears::kRowTile) {
+      const int64_t n = std::min<int64_t>(Linears::kRowTile, rows.num_rows - first);
       Scratch scratch(launch.workspace);
-      std::byte* both = scratch.take(workspace_bytes(n));
+      std::byte* both = scratch.take(normed_bytes(n));
       linears_.norm(stream, dtype, row_address(embedding, first, width), n, width, problem_.eps, norms, 0.0f, both, 2 * width);
       linears_.norm(stream, dtype, row_address(hidden, first, width), n, width, problem_.eps, norms + width, 0.0f,
                      both + static_cast<size_t>(width) * dtype_size(dtype), 2 * width);
-      linears_.multiply(stream, fc_, packed, dtype, both, n, Epilogue::kStore, row_address(x, first, width));
+      const auto operand = linears_.operand(stream, scratch, both, nullptr, n, {&fc_});
+      linears_.multiply(stream, fc_, packed, dtype, operand, n, Epilogue::kStore, row_address(x, first, width));
     }
   }
 
  private:
+  [[nodiscard]] size_t normed_bytes(int64_t rows) const { return Scratch::size(static_cast<size_t>(rows * 2 * problem_.hidden) * dtype_size(problem_.activation)); }
+
   ops::MtpIn::Problem problem_;
   Linears linears_;
   typename Linears::Packed fc_;
@@ -67,3 +73,14 @@ ops::Verdict accepts(const ops::MtpIn::Problem& problem, const ops::DeviceTraits
 Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) { return make_on<ops::MtpIn, plain::MtpInKernel, TiledLinears>(problem, device); }
 
 }  // namespace quern::cuda::mma
+
+namespace quern::cuda::e4m3 {
+
+ops::Verdict accepts(const ops::MtpIn::Problem& problem, const ops::DeviceTraits& traits) {
+  if (ops::Verdict verdict = mma::accepts(problem, traits); !verdict.accepted) return verdict;
+  return E4M3Linears::accepts(traits, {problem.fc});
+}
+
+Result<std::unique_ptr<ops::MtpIn::Kernel>> make(const ops::MtpIn::Problem& problem, ops::Device& device) { return make_on<ops::MtpIn, plain::MtpInKernel, E4M3Linears>(problem, device); }
+
+}  // namespace quern::cuda::e4m3

@@ -32,6 +32,13 @@ Weight::Scales scales_of(WeightScheme scheme) {
   CHECK_UNREACHABLE();
 }
 
+Error off_the_grid(std::string_view candidate, int64_t row, int64_t column, int64_t rows) {
+  return {ErrorCode::kUnsupported,
+          fmt::format("a rank's slice of a block FP8 weight begins {} rows and {} columns inside a scale block, {} takes multiples of {} rows and whole blocks of columns: fewer ranks, "
+                      "`--kernel OP=cuda.plain` of that op, or another",
+                      row, column, candidate, rows)};
+}
+
 PackedLinear::PackedLinear(const ops::LinearShape& shape, size_t offset_bytes) : shape_(shape), weight_at_(offset_bytes) {
   const size_t weight_bytes = static_cast<size_t>(shape.out_features * shape.in_features) * dtype_size(stored_dtype(shape.scheme));
   scale_at_ = Scratch::size(weight_at_ + weight_bytes);
@@ -74,9 +81,8 @@ Result<LinearLauncher> LinearLauncher::create(Device& device) {
   return launcher;
 }
 
-void LinearLauncher::multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, DType activation, const void* x, int64_t num_rows, Epilogue epilogue, void* out,
-                              const int32_t* x_rows) const {
-  const LinearArgs args{weight.view(packed), activation, epilogue, static_cast<int32_t>(num_rows), x, x_rows, out};
+void LinearLauncher::multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, DType activation, const Operand& x, int64_t num_rows, Epilogue epilogue, void* out) const {
+  const LinearArgs args{weight.view(packed), activation, epilogue, static_cast<int32_t>(num_rows), x.x, x.rows, out};
   const auto features = static_cast<unsigned>(ceil_div(weight.shape().out_features, kFeaturesPerBlock)), rows = static_cast<unsigned>(ceil_div(num_rows, kRowsPerBlock));
   stream.launch(linear_, {.grid = {features, rows}, .block = {kThreads}}, args);
 }

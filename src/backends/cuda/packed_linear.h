@@ -1,5 +1,7 @@
 #pragma once
 
+#include <initializer_list>
+
 #include "backends/cuda/linear_args.h"
 #include "backends/cuda/stream.h"
 #include "ops/kernel.h"
@@ -12,6 +14,9 @@ inline constexpr std::string_view kRowsLayout = "rows";
 
 /// Which scales weights of `scheme` come with.
 Weight::Scales scales_of(ops::WeightScheme scheme);
+
+/// That a slice of a block FP8 weight begins `row` rows and `column` columns inside its first scale block, where kernels named `candidate` take multiples of `rows` rows and no columns.
+Error off_the_grid(std::string_view candidate, int64_t row, int64_t column, int64_t rows);
 
 /// One weight's place in a packed buffer: the rows as stored, at the next multiple of 256 bytes the f32 scales, then the offsets into the scale grid.
 class PackedLinear {
@@ -49,19 +54,36 @@ class Scratch {
   size_t left_;
 };
 
-/// The kernels of linear.cu, and how plain ops launch them. Ops are written for any such class: what packs and multiplies weights, and the norms before.
+/// Rows that plain ops take at a time, so that the workspace stays small whatever the step holds.
+inline constexpr int64_t kRowTile = 512;
+
+/// Rows as they stand; `rows` may name them.
+struct PlainOperand {
+  const void* x;
+  const int32_t* rows;
+};
+
+/// The kernels of linear.cu, and how plain ops launch them. Ops are written for any such class: what packs and multiplies weights, and the norms before. Rows become an operand once, for
+/// all weights that they meet.
 class LinearLauncher {
  public:
   using Packed = PackedLinear;
+  using Operand = PlainOperand;
+  static constexpr int64_t kRowTile = cuda::kRowTile;
   static constexpr std::string_view kTableLayout = kRowsLayout;
   static Result<LinearLauncher> create(Device& device);
   static std::string_view arithmetic(DType activation) { return activation == DType::kF32 ? "cuda.plain.f32" : "cuda.plain.bf16"; }
 
   void pack(const PackedLinear& weight, const ops::LinearSource& source, ops::Buffer& packed, ops::Stream& stream) const { weight.pack(source, packed, stream); }
 
-  /// y = W x of `num_rows` rows; `x_rows` may name them.
-  void multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, DType activation, const void* x, int64_t num_rows, Epilogue epilogue, void* out,
-                const int32_t* x_rows = nullptr) const;
+  /// Workspace that an operand of so many rows takes; 0: the rows are taken as they are, any number at a time.
+  static size_t operand_bytes(int64_t /*rows*/, int64_t /*in_features*/) { return 0; }
+  /// `num_rows` rows of x, or those that `rows` names, for the weights that they will be multiplied with.
+  Operand operand(Stream& /*stream*/, Scratch& /*scratch*/, const void* x, const int32_t* rows, int64_t /*num_rows*/, std::initializer_list<const PackedLinear*> /*weights*/) const {
+    return {x, rows};
+  }
+  /// y = W x of `num_rows` rows.
+  void multiply(Stream& stream, const PackedLinear& weight, const ops::Buffer& packed, DType activation, const Operand& x, int64_t num_rows, Epilogue epilogue, void* out) const;
   /// RMSNorm with factors `weight` + `weight_offset`.
   void norm(Stream& stream, DType activation, const void* x, int64_t num_rows, int64_t width, float eps, const float* weight, float weight_offset, void* out,
             int64_t out_stride) const;
@@ -80,8 +102,5 @@ Result<std::unique_ptr<typename Op::Kernel>> make_on(const typename Op::Problem&
   ASSIGN_OR_RETURN(const Linears linears, Linears::create(cuda_device(device)));
   return std::unique_ptr<typename Op::Kernel>(std::make_unique<KernelOn<Linears>>(problem, linears));
 }
-
-/// Rows that plain ops take at a time, so that the workspace stays small whatever the step holds.
-inline constexpr int64_t kRowTile = 512;
 
 }  // namespace quern::cuda

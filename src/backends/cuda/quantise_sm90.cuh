@@ -1,9 +1,7 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp8.h>
-
 #include "backends/cuda/linear_sm90.h"
+#include "backends/cuda/quantise.cuh"
 
 // Norm and quantisation of a group of 128 activations, held by 16 lanes of 8 each: one order of every sum, wherever it is computed.
 
@@ -13,18 +11,6 @@ __device__ __forceinline__ float sum16(float v) {
 #pragma unroll
   for (int lane = 8; lane > 0; lane /= 2) v = __fadd_rn(v, __shfl_xor_sync(0xffffffffu, v, lane, 16));
   return v;
-}
-__device__ __forceinline__ void unpack8(const uint4& packed, float (&x)[8]) {
-  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[2 * i] = __uint_as_float(words[i] << 16);
-    x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-  }
-}
-__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
 }
 /// Two bf16 and two others, added and rounded.
 __device__ __forceinline__ uint32_t add_pair(uint32_t before, uint32_t rounded) {
@@ -61,28 +47,6 @@ __device__ __forceinline__ uint4 normed(const uint4& packed, float inverse, cons
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] = __fmul_rn(__fmul_rn(x[i], inverse), factors[i]);
   return {bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7])};
-}
-__device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
-  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
-}
-// The quotients of quantisation, rounded as IEEE's: ties are common, and an approximation would break them at random. Divisions as such would branch, which keeps those
-// of several groups from overlapping. (Equal for all that bf16 holds from 1e-10 on, and for every mantissa, whichever neighbour the reciprocal is.)
-
-/// x / 448
-__device__ __forceinline__ float over_448(float x) {
-  constexpr float kReciprocal = 1.0f / 448.0f;
-  const float quotient = __fmul_rn(x, kReciprocal);
-  return __fmaf_rn(__fmaf_rn(-quotient, 448.0f, x), kReciprocal, quotient);
-}
-/// 448 / x for x >= 1e-10
-__device__ __forceinline__ float from_448(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  const float mantissa = __uint_as_float((bits & 0x007fffffu) | 0x3f800000u);
-  float reciprocal;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(mantissa));
-  reciprocal = __fmaf_rn(reciprocal, __fmaf_rn(-mantissa, reciprocal, 1.0f), reciprocal);
-  const float quotient = __fmul_rn(448.0f, reciprocal);
-  return __uint_as_float(__float_as_uint(__fmaf_rn(__fmaf_rn(-quotient, mantissa, 448.0f), reciprocal, quotient)) - ((bits & 0x7f800000u) - 0x3f800000u));
 }
 /// Of each of kCount groups, in step: s = max |x| / 448; e4m3(x / s).
 template <int kCount>

@@ -110,7 +110,11 @@ void TileLayer::pack(const Sources& sources, ops::Buffer& packed, const Packers&
     const ops::LinearSource& source = *sources.parts[i];
     const ops::LinearSource* second = spec_.gate_and_up ? sources.parts[i + 1] : nullptr;
     CHECK(source.shape == spec_.parts[i]);
-    CHECK_MSG(source.row_offset % ops::kScaleBlock == 0 && source.column_offset % ops::kScaleBlock == 0, "shards are cut on scale blocks");
+    if (const int64_t row = source.row_offset % ops::kScaleBlock, column = source.column_offset % ops::kScaleBlock;
+        source.shape.scheme == WeightScheme::kFp8Block && (row != 0 || column != 0)) {
+      stream.fail(off_the_grid("cuda.sm90", row, column, ops::kScaleBlock));
+      return;
+    }
     const int tiles = part_tiles(i);
     pack_weight(source, second, packed.address() + weight_at_ + static_cast<size_t>(tile) * static_cast<size_t>(blocks) * kTileBytes, tiles, blocks);
     if (is_e4m3()) {
