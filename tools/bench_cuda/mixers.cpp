@@ -21,16 +21,17 @@ enum class Cursors {
   kOverdue,   // all stand behind a chunk whose fold is due, as after a verify that ended it
 };
 
-/// The tables of a step in which each of `num_runs` sequences has `rows` rows at index `cursor`, or from there on where `cursors` says.
+/// The tables of a step in which each of `num_runs` sequences has `rows` rows at index `cursor`, or from there on where `cursors` says, or up to `spread` later.
 struct Step {
   std::vector<ops::RowRun> runs;
   ops::Rows rows;
-  Step(Bench& bench, int32_t num_runs, int32_t num_rows, int32_t cursor, ops::RowKind kind, const TensorView& block_tables, Cursors cursors = Cursors::kHalf) {
+  Step(Bench& bench, int32_t num_runs, int32_t num_rows, int32_t cursor, ops::RowKind kind, const TensorView& block_tables, Cursors cursors = Cursors::kHalf,
+       int32_t spread = 0) {
     std::vector<ops::RunEntry> entries(static_cast<size_t>(num_runs));
     std::vector<int32_t> row_runs(static_cast<size_t>(num_runs * num_rows)), indices, slot_cursors, slot_boundaries;
     for (int32_t r = 0; r < num_runs; ++r) {
       const int32_t chunk = cursor / 64 * 64;
-      const int32_t at = cursors == Cursors::kSpread ? chunk + (r + 64 - num_rows) % 64 : cursors == Cursors::kEnd ? chunk + 64 - num_rows : cursors == Cursors::kOverdue ? chunk + 1 : cursor;
+      const int32_t at = cursors == Cursors::kSpread ? chunk + (r + 64 - num_rows) % 64 : cursors == Cursors::kEnd ? chunk + 64 - num_rows : cursors == Cursors::kOverdue ? chunk + 1 : cursor + static_cast<int32_t>(int64_t{r} * spread / num_runs);
       slot_cursors.push_back(at);
       slot_boundaries.push_back(cursors == Cursors::kOverdue ? chunk - 64 : chunk);
       runs.push_back({r, r * num_rows, num_rows, kind, kind == ops::RowKind::kPrompt || num_rows == 1});
@@ -98,10 +99,15 @@ class Mixers {
     ops::Attention::Problem problem{kQHeads, kKvHeads, kHeadDim, {}};
     for (int32_t head = 0; head < kQHeads; ++head) problem.kv_head.push_back(head / static_cast<int32_t>(kQHeads / kKvHeads));
     const auto kernel = make<ops::Attention>(bench_, rules_, problem, results_);
-    for (const auto& [runs, rows, context] : {std::tuple{1, 1, 1024}, {1, 4, 1024}, {16, 1, 1024}, {64, 1, 1024}, {256, 1, 1024}, {1, 1, 131072 - 64}})
-      if (selection_.has(runs)) attend(*kernel, runs, rows, context, ops::RowKind::kDecode);
+    for (const auto& [runs, rows, context, spread] :
+         {std::tuple{1, 1, 1024, 0}, {1, 4, 1024, 0}, {16, 1, 1024, 0}, {64, 1, 1024, 0}, {64, 1, 1024, 1024}, {256, 1, 1024, 0}, {1, 1, 32768 - 64, 0}, {1, 1, 131072 - 64, 0}, {1, 4, 131072 - 64, 0}})
+      if (selection_.has(runs)) attend(*kernel, DType::kBF16, runs, rows, context, spread, ops::RowKind::kDecode);
     for (const int rows : {512, 1024, 2048, 8192})
-      if (selection_.has(rows)) attend(*kernel, 1, rows, 0, ops::RowKind::kPrompt);
+      if (selection_.has(rows)) attend(*kernel, DType::kBF16, 1, rows, 0, 0, ops::RowKind::kPrompt);
+    problem.kv = DType::kE4M3;
+    const auto of_codes = make<ops::Attention>(bench_, rules_, problem, results_);
+    for (const auto& [runs, rows, context, spread] : {std::tuple{1, 1, 1024, 0}, {64, 1, 1024, 0}, {256, 1, 1024, 0}, {256, 1, 1024, 1024}, {1, 1, 131072 - 64, 0}})
+      if (selection_.has(runs)) attend(*of_codes, DType::kE4M3, runs, rows, context, spread, ops::RowKind::kDecode);
   }
 
   void sample() {
@@ -181,17 +187,17 @@ class Mixers {
     bench_.release();
   }
 
-  void attend(const ops::Attention::Kernel& kernel, int runs, int rows, int context, ops::RowKind kind) {
-    const int64_t blocks = (context + rows + 63) / 64;
+  void attend(const ops::Attention::Kernel& kernel, DType dtype, int runs, int rows, int context, int spread, ops::RowKind kind) {
+    const int64_t blocks = (context + spread + rows + 63) / 64;
     std::vector<int32_t> table;
     for (int64_t i = 0; i < runs * blocks; ++i) table.push_back(static_cast<int32_t>(i));
-    const Step step(bench_, runs, rows, context, kind, bench_.ints({runs, blocks}, table));
+    const Step step(bench_, runs, rows, context, kind, bench_.ints({runs, blocks}, table), Cursors::kHalf, spread);
     const int64_t n = step.rows.num_rows;
     std::vector<ops::KvCacheView> caches;
     for (int i = 0; i < kLayers; ++i) {
       ops::KvCacheView& kv = caches.emplace_back();
-      kv.k = bench_.tensor(DType::kBF16, {runs * blocks, kKvHeads, 64, kHeadDim});
-      kv.v = bench_.tensor(DType::kBF16, {runs * blocks, kKvHeads, 64, kHeadDim});
+      kv.k = bench_.tensor(dtype, {runs * blocks, kKvHeads, 64, kHeadDim});
+      kv.v = bench_.tensor(dtype, {runs * blocks, kKvHeads, 64, kHeadDim});
     }
     const TensorView query = bench_.random(DType::kBF16, {n, kQHeads, kHeadDim}), gate = bench_.random(DType::kBF16, {n, kQHeads, kHeadDim});
     const ops::Activation out{ops::ActivationLayout::kPlain, bench_.tensor(DType::kBF16, {n, kQHeads * kHeadDim}), {}};
@@ -200,9 +206,9 @@ class Mixers {
                              for (const ops::KvCacheView& kv : caches) kernel.enqueue(step.rows, query, gate, kv, 0, out, launch);
                            }) /
                            kLayers;
-    const double keys = context + (rows + 1) / 2.0;  // of a row, on average
-    add(fmt::format("attention at {}", context), runs, kind, seconds, static_cast<double>(runs) * (context + rows) * kKvHeads * kHeadDim * 4,
-        4.0 * static_cast<double>(n * kQHeads * kHeadDim) * keys, rows);
+    const double length = context + spread * (runs - 1) / (2.0 * runs), keys = length + (rows + 1) / 2.0;  // of a sequence, and of a row, on average
+    add(fmt::format("attention at {}{}{}", context, spread > 0 ? fmt::format(" to {}", context + spread) : "", dtype == DType::kE4M3 ? ", e4m3" : ""), runs, kind, seconds,
+        runs * (length + rows) * kKvHeads * kHeadDim * 2 * static_cast<double>(dtype_size(dtype)), 4.0 * static_cast<double>(n * kQHeads * kHeadDim) * keys, rows);
     bench_.release();
   }
 

@@ -33,6 +33,14 @@ inline constexpr int kRotatedHeads = 4;  // a block of rotate_heads_256
 
 inline constexpr int32_t kPromptRuns = 1, kDecodeRuns = 2;
 
+/// A job of decode rows (attention_decode.cu) that no block has as a whole.
+struct SplitJob {
+  int32_t job;                          // -1: none
+  int32_t position, total;              // of its first tile among those of all jobs, and how many these are
+  int32_t kv_head, first_row, num_rows; // rows of the step
+  int32_t first, last;                  // tiles
+};
+
 struct AttentionArgs {
   StepTables step;
   int32_t kinds;  // of the runs that the launch computes: kPromptRuns | kDecodeRuns
@@ -42,12 +50,17 @@ struct AttentionArgs {
   void* out;
   const int32_t* kv_head;     // [num_q_heads]
   KvCache kv;
-  // Of the kernels in attention_mma.cu.
-  int32_t num_splits;    // clusters of blocks that share the parts of a run
-  int32_t cluster;       // blocks of a cluster: 1, or as many as a part has tiles
-  int32_t max_parts;     // of a run, that `parts` has room for; a longer run is one block's
-  int32_t first_decode_row;
-  float* parts;          // [rows from first_decode_row on, num_q_heads, max_parts, head_dim + 2]: weighted values, maximum, sum
+  // Of the kernels in attention_decode.cu.
+  const int32_t* heads;              // [num_kv_heads + 1]: where in this table the query heads of each kv head begin, and where the last ones' end; then these, [num_q_heads]
+  int32_t num_blocks;                // of the launch
+  int32_t rows_per_group, max_groups;  // rows of a run that are computed together, and groups of the longest run
+  int32_t num_jobs;                  // runs * max_groups * num_kv_heads
+  int32_t lanes;                     // rows and query heads of a job, at most
+  int32_t max_slots;                 // of results that are left to attention_merge
+  SplitJob* split_jobs;              // of each job, or where there are more jobs than blocks of each block: the one that it began and did not finish
+  float* slots;                      // [max_slots, lanes, head_dim]: weighted values
+  float* slot_sums;                  // [max_slots, lanes, 2]: their maximum and sum
+  Prefetch next;
 };
 
 /// A launch of the kernels in attention_prompt_sm90.cu.
@@ -56,9 +69,13 @@ struct AttentionPromptArgs {
   TensorMap k, v;  // of a bf16 cache: [4 images of 64 columns, num_blocks * num_kv_heads * 64 rows, 64]; a box is all images of 64 rows
 };
 
-/// Dynamic shared memory of the kernels in attention_mma.cu, and the rows of a prompt tile.
-inline constexpr int kDecodeSharedBytes1 = 100 << 10, kDecodeSharedBytes2 = 132 << 10, kPromptSharedBytes = 192 << 10,
-                     kPromptTileRows = 128;
+/// Dynamic shared memory of attention_prompt in attention_mma.cu, and the rows of a prompt tile.
+inline constexpr int kPromptSharedBytes = 192 << 10, kPromptTileRows = 128;
+/// Dynamic shared memory of the kernels in attention_decode.cu, for jobs of 8 and 24 rows and heads; how many of their blocks fit a multiprocessor of sm_90; and how many heads they take.
+inline constexpr int kDecodeSharedBytes1 = 106 << 10, kDecodeSharedBytesOfCodes1 = 72 << 10, kDecodeSharedBytes3 = 113 << 10;
+constexpr int decode_shared_bytes(int columns, bool codes) { return columns > 8 ? kDecodeSharedBytes3 : codes ? kDecodeSharedBytesOfCodes1 : kDecodeSharedBytes1; }
+constexpr int decode_blocks(int columns, bool codes) { return columns == 8 && codes ? 3 : 2; }
+inline constexpr int64_t kMaxDecodeHeads = 128;
 inline constexpr int kPromptSharedBytes90 = (224 << 10) + 128;  // of attention_prompt_sm90.cu
 
 }  // namespace quern::cuda

@@ -9,13 +9,13 @@ using mma::Kinds, mma::kinds_of;
 
 namespace {
 
-constexpr unsigned kThreads = 256;            // of attention_mma.cu
+constexpr unsigned kThreads = 256;            // of attention_mma.cu, and of attention_merge
+constexpr unsigned kThreadsDecode = 128;      // of attention_decode.cu
 constexpr unsigned kThreads90 = 384;          // of attention_prompt_sm90.cu
 constexpr int64_t kHeadDim = 256;
 constexpr int64_t kMaxGroup = 16;             // query heads of a kv head
-constexpr size_t kPartsBytes = size_t{64} << 20;  // where the parts of long decode rows meet
-constexpr int64_t kMaxSplits = 64;
-constexpr int64_t kPartTiles = ops::kKvSplit / ops::kGrid;
+constexpr int64_t kFewLanes = 8, kManyLanes = 24;  // rows and query heads of a job of attention_decode.cu
+constexpr size_t kPartsBytes = size_t{64} << 20;   // where the parts of decode rows meet that several blocks have
 
 /// How attention_prompt_sm90.cu reads keys or values, bf16 [num_blocks, num_kv_heads, 64, 256]: a block of 64 rows as images of 64 columns.
 TensorMap cache_map(Stream& stream, const ops::TensorView& cache) {
@@ -32,17 +32,30 @@ TensorMap cache_map(Stream& stream, const ops::TensorView& cache) {
   return map;
 }
 
+/// AttentionArgs::heads.
+std::vector<int32_t> heads_by_kv_head(const ops::Attention::Problem& problem) {
+  const auto first = static_cast<size_t>(problem.num_kv_heads) + 1;
+  std::vector<int32_t> table(first);
+  for (int32_t kv_head = 0; kv_head < problem.num_kv_heads; ++kv_head) {
+    table[static_cast<size_t>(kv_head)] = static_cast<int32_t>(table.size());
+    for (int32_t head = 0; head < problem.num_q_heads; ++head)
+      if (problem.kv_head[static_cast<size_t>(head)] == kv_head) table.push_back(head);
+  }
+  table[first - 1] = static_cast<int32_t>(table.size());
+  return table;
+}
+
 class AttentionKernel final : public ops::Attention::Kernel {
  public:
   struct Functions {
     std::string_view arithmetic;
-    Function<AttentionArgs> decode_1, decode_2, merge;
+    Function<AttentionArgs> decode_1, decode_3, merge_few, merge_many;
     Function<AttentionArgs> prompt;            // of attention_mma.cu, or
     Function<AttentionPromptArgs> prompt_90;  // of attention_prompt_sm90.cu
-    bool overlap = false;                      // clusters, and programmatic dependent launch
+    bool overlap = false;                      // programmatic dependent launch
   };
-  AttentionKernel(const ops::Attention::Problem& problem, const Functions& functions, std::unique_ptr<ops::Buffer> kv_head, int num_sms)
-      : problem_(problem), functions_(functions), kv_head_(std::move(kv_head)), num_sms_(num_sms) {
+  AttentionKernel(const ops::Attention::Problem& problem, const Functions& functions, std::unique_ptr<ops::Buffer> kv_head, std::unique_ptr<ops::Buffer> heads, const Device& device)
+      : problem_(problem), functions_(functions), kv_head_(std::move(kv_head)), heads_(std::move(heads)), num_sms_(device.num_sms()), l2_bytes_(device.l2_bytes()) {
     for (int64_t head = 0; head < problem.num_kv_heads; ++head)
       largest_group_ = std::max<int64_t>(largest_group_, std::count(problem.kv_head.begin(), problem.kv_head.end(), static_cast<int32_t>(head)));
   }
@@ -54,32 +67,10 @@ class AttentionKernel final : public ops::Attention::Kernel {
                int32_t first_index, const ops::Activation& out, ops::Launch& launch) const override {
     if (rows.num_rows == 0 || problem_.num_q_heads == 0) return;
     Stream& stream = cuda_stream(launch.stream);
-    AttentionArgs args = attention_arguments(problem_, *kv_head_, rows, query, gate, kv, first_index, out);
+    const AttentionArgs args = attention_arguments(problem_, *kv_head_, rows, query, gate, kv, first_index, out);
     const Kinds kinds = kinds_of(rows);
-    const auto q_heads = static_cast<unsigned>(problem_.num_q_heads), kv_heads = static_cast<unsigned>(problem_.num_kv_heads);
-    if (kinds.num_decode_runs > 0) {
-      const int64_t num_rows = kinds.end_decode_row - kinds.first_decode_row;
-      const int64_t part_bytes = num_rows * problem_.num_q_heads * (kHeadDim + 2) * static_cast<int64_t>(sizeof(float));
-      CHECK(launch.workspace.size_bytes() >= kPartsBytes);
-      args.first_decode_row = kinds.first_decode_row;
-      args.parts = launch.workspace.data<float>();
-      args.max_parts = static_cast<int32_t>(static_cast<int64_t>(kPartsBytes) / part_bytes);
-      const bool small = kinds.longest_decode_run * largest_group_ <= 16;  // the bits are the same
-      const int64_t slots = (small ? 2 : 1) * num_sms_, heads = kinds.num_decode_runs * problem_.num_kv_heads;
-      args.cluster = functions_.overlap && heads * kPartTiles <= slots ? static_cast<int32_t>(kPartTiles) : 1;
-      args.num_splits = static_cast<int32_t>(std::clamp<int64_t>(slots / (heads * args.cluster), 1, kMaxSplits));
-      const auto cluster = static_cast<unsigned>(args.cluster), blocks = static_cast<unsigned>(args.num_splits) * cluster;
-      stream.launch(small ? functions_.decode_1 : functions_.decode_2,
-                    {.grid = {blocks, kv_heads, static_cast<unsigned>(args.step.num_runs)},
-                     .block = {kThreads},
-                     .shared_bytes = static_cast<unsigned>(small ? kDecodeSharedBytes1 : kDecodeSharedBytes2),
-                     .cluster = {cluster},
-                     .programmatic = functions_.overlap},
-                    args);
-      if (blocks > 1)
-        stream.launch(functions_.merge,
-                      {.grid = {static_cast<unsigned>(num_rows), q_heads}, .block = {kThreads}, .programmatic = functions_.overlap}, args);
-    }
+    const auto q_heads = static_cast<unsigned>(problem_.num_q_heads);
+    if (kinds.num_decode_runs > 0) decode(args, kinds, launch);
     if (kinds.prompt) {
       unsigned tiles = 0;
       for (const ops::RowRun& run : rows.runs)
@@ -98,10 +89,41 @@ class AttentionKernel final : public ops::Attention::Kernel {
   }
 
  private:
+  void decode(AttentionArgs args, const Kinds& kinds, ops::Launch& launch) const {
+    Stream& stream = cuda_stream(launch.stream);
+    const bool small = kinds.longest_decode_run * largest_group_ <= kFewLanes, codes = problem_.kv == DType::kE4M3;
+    const int64_t columns = small ? kFewLanes : kManyLanes, blocks = decode_blocks(static_cast<int>(columns), codes) * num_sms_;
+    const int64_t rows_per_group = std::min(columns / std::max<int64_t>(largest_group_, 1), kinds.longest_decode_run);
+    args.num_blocks = static_cast<int32_t>(blocks);
+    args.rows_per_group = static_cast<int32_t>(rows_per_group);
+    args.max_groups = static_cast<int32_t>((kinds.longest_decode_run + rows_per_group - 1) / rows_per_group);
+    args.num_jobs = args.step.num_runs * args.max_groups * args.num_kv_heads;
+    args.lanes = static_cast<int32_t>(rows_per_group * largest_group_);
+    CHECK(launch.workspace.size_bytes() >= kPartsBytes);
+    const size_t splits_bytes = static_cast<size_t>(blocks) * sizeof(SplitJob), slot_bytes = static_cast<size_t>(args.lanes) * (kHeadDim + 2) * sizeof(float);
+    args.max_slots = static_cast<int32_t>((kPartsBytes - splits_bytes) / slot_bytes);
+    args.slots = launch.workspace.data<float>();
+    args.slot_sums = args.slots + int64_t{args.max_slots} * args.lanes * kHeadDim;
+    args.split_jobs = reinterpret_cast<SplitJob*>(args.slot_sums + int64_t{args.max_slots} * args.lanes * 2);
+    args.heads = reinterpret_cast<const int32_t*>(heads_->address());
+    args.next = plain::prefetch_of(launch, l2_bytes_ / 2);
+    stream.launch(small ? functions_.decode_1 : functions_.decode_3,
+                  {.grid = {static_cast<unsigned>(blocks)},
+                   .block = {kThreadsDecode},
+                   .shared_bytes = static_cast<unsigned>(decode_shared_bytes(static_cast<int>(columns), codes)),
+                   .programmatic = functions_.overlap},
+                  args);
+    const auto splits = static_cast<unsigned>(std::min<int64_t>(args.num_jobs, blocks)), lanes = static_cast<unsigned>(args.lanes);
+    const bool few = int64_t{splits} * lanes <= num_sms_ / 2;  // blocks share their parts, and elements are merged apart; the bits are the same
+    stream.launch(few ? functions_.merge_few : functions_.merge_many, {.grid = {splits, lanes, few ? 8u : 1u}, .block = {kThreads}, .programmatic = functions_.overlap}, args);
+  }
+
   ops::Attention::Problem problem_;
   Functions functions_;
   std::unique_ptr<ops::Buffer> kv_head_;  // i32 [num_q_heads]
+  std::unique_ptr<ops::Buffer> heads_;    // AttentionArgs::heads
   int num_sms_;
+  int64_t l2_bytes_;
   int64_t largest_group_ = 0;
 };
 
@@ -109,19 +131,22 @@ Result<std::unique_ptr<ops::Attention::Kernel>> make_kernel(const ops::Attention
   CHECK(std::ssize(problem.kv_head) == problem.num_q_heads);
   Device& gpu = cuda_device(device);
   AttentionKernel::Functions functions{
-      .arithmetic = hopper ? "cuda.sm90.attention.bf16" : "cuda.mma.bf16", .decode_1 = {}, .decode_2 = {}, .merge = {}, .prompt = {}, .prompt_90 = {}};
-  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<AttentionArgs>("attention_mma", "attention_decode_1", kDecodeSharedBytes1));
-  ASSIGN_OR_RETURN(functions.decode_2, gpu.function<AttentionArgs>("attention_mma", "attention_decode_2", kDecodeSharedBytes2));
-  ASSIGN_OR_RETURN(functions.merge, gpu.function<AttentionArgs>("attention_mma", "attention_merge"));
+      .arithmetic = hopper ? "cuda.sm90.attention.bf16" : "cuda.mma.bf16", .decode_1 = {}, .decode_3 = {}, .merge_few = {}, .merge_many = {}, .prompt = {}, .prompt_90 = {}};
+  const bool codes = problem.kv == DType::kE4M3;
+  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<AttentionArgs>("attention_decode", codes ? "attention_decode_1_e4m3" : "attention_decode_1_bf16", decode_shared_bytes(kFewLanes, codes)));
+  ASSIGN_OR_RETURN(functions.decode_3, gpu.function<AttentionArgs>("attention_decode", codes ? "attention_decode_3_e4m3" : "attention_decode_3_bf16", decode_shared_bytes(kManyLanes, codes)));
+  ASSIGN_OR_RETURN(functions.merge_few, gpu.function<AttentionArgs>("attention_decode", "attention_merge_few"));
+  ASSIGN_OR_RETURN(functions.merge_many, gpu.function<AttentionArgs>("attention_decode", "attention_merge_many"));
   if (hopper) {
-    const char* name = problem.kv == DType::kE4M3 ? "attention_prompt_e4m3_sm90" : "attention_prompt_bf16_sm90";
+    const char* name = codes ? "attention_prompt_e4m3_sm90" : "attention_prompt_bf16_sm90";
     ASSIGN_OR_RETURN(functions.prompt_90, gpu.function<AttentionPromptArgs>("attention_prompt_sm90", name, kPromptSharedBytes90));
   } else {
     ASSIGN_OR_RETURN(functions.prompt, gpu.function<AttentionArgs>("attention_mma", "attention_prompt", kPromptSharedBytes));
   }
   functions.overlap = runs_code_for("90a", gpu.traits().architecture);
   ASSIGN_OR_RETURN(auto kv_head, gpu.upload(problem.kv_head, "the attention's head map"));
-  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, functions, std::move(kv_head), gpu.num_sms()));
+  ASSIGN_OR_RETURN(auto heads, gpu.upload(heads_by_kv_head(problem), "the attention's head lists"));
+  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, functions, std::move(kv_head), std::move(heads), gpu));
 }
 
 }  // namespace
@@ -133,6 +158,7 @@ ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTr
   if (problem.head_dim != kHeadDim) return ops::refuse("heads of {} elements, not {}", problem.head_dim, kHeadDim);
   if (traits.architecture < 90) return ops::refuse("sm_{} has too little shared memory for its tiles; sm_90 has enough", traits.architecture);
   if (traits.architecture >= 120) return ops::refuse("sm_{} has too little shared memory for its tiles; sm_90 and sm_100 have enough", traits.architecture);
+  if (const int64_t heads = std::max(problem.num_q_heads, problem.num_kv_heads); heads > kMaxDecodeHeads) return ops::refuse("{} heads; up to {} are supported", heads, kMaxDecodeHeads);
   for (int64_t head = 0; head < problem.num_kv_heads; ++head)
     if (const auto group = std::count(problem.kv_head.begin(), problem.kv_head.end(), static_cast<int32_t>(head)); group > kMaxGroup)
       return ops::refuse("{} query heads share a kv head; up to {} are supported", group, kMaxGroup);

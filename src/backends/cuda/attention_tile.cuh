@@ -16,6 +16,9 @@ __device__ inline uint32_t two_bf16(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&two);
 }
 
+/// exp(x - max), where max may be that of no key at all.
+__device__ inline float weight(float x, float max) { return x == -INFINITY ? 0.0f : expf(x - max); }
+
 /// Rows [begin, end) of a block of keys or values to a bf16 tile in which `place(row, piece)` is the byte offset of 16 bytes; the others are zero, since what stands in their place may be no
 /// number. By kThreads threads, of which this is number `thread`; what is not e4m3 arrives with the thread's asynchronous copies.
 template <int kThreads, class Place>
