@@ -41,7 +41,6 @@ MetronomeEngine::MetronomeEngine(const TokenTimes& times, std::chrono::microseco
   limits_.num_blocks = 1 << 20;
   limits_.max_model_len = 1 << 20;
   limits_.max_rows = 1 << 20;
-  limits_.max_logit_rows = 1 << 20;
   limits_.vocab_size = vocab_size;
   thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
