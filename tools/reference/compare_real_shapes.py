@@ -37,7 +37,7 @@ VOCAB = 4096
 KV_SCALE = 0.03125  # of keys and values in static checkpoints; exact in bf16
 # The op that each weight is part of, as quern names its kernels, and the kernels that round what FP8 weights are given.
 OPS = {"attn_in": ("q_proj", "k_proj", "v_proj"), "gdn_in": ("in_proj_qkv", "in_proj_z"), "out_residual": ("o_proj", "out_proj"), "mlp_in": ("gate_proj", "up_proj"), "down_residual": ("down_proj",)}
-ROUNDING_KERNELS = ("cuda.sm90",)
+ROUNDING_KERNELS = ("cuda.sm90", "cuda.mma.e4m3")
 BAR = dict(rms=0.03, worst=0.25, gap=0.15)
 
 
