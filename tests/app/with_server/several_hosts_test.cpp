@@ -191,9 +191,12 @@ TEST_F(SeveralHosts, DifferencesAreFoundAtTheStart) {
   }
 }
 
+bool between_hosts() { return std::getenv("QUERN_MPIRUN_OPTIONS") != nullptr; }
+
 /// What becomes of a request that runs, of those that come later, and of all processes, when process 1 gets a signal.
 struct Loss {
-  HttpReply running, health;
+  Result<HttpReply> running = Error{};
+  HttpReply health;
   Result<HttpReply> late = Error{};
   std::string log;
   int exit_code = -1;
@@ -210,15 +213,13 @@ class LostProcess : public SeveralHosts {
     const std::vector<pid_t> pids = pids_of(*server, 2);
     const HttpAddress address = address_of(server->log());
     std::jthread running([&] {
-      const Result<HttpReply> reply = complete(address, 8000);
-      EXPECT_OK(reply);
-      if (reply) loss.running = *reply;
+      loss.running = complete(address, 8000);
     });
     while (metric(address, "vllm:num_requests_running") != 1) std::this_thread::sleep_for(std::chrono::milliseconds(2));
     EXPECT_EQ(kill(pids[1], signal), 0);
     running.join();
     if (look) {
-      loss.health = *http_call(address, {.path = "/health"});
+      if (const Result<HttpReply> health = http_call(address, {.path = "/health"}); health) loss.health = *health;
       loss.late = complete(address, 2);
     }
     loss.exit_code = server->wait();
@@ -228,8 +229,9 @@ class LostProcess : public SeveralHosts {
   }
   static void expect_told(const Loss& loss) {
     const auto reason = AllOf(HasSubstr("process 1 ("), HasSubstr("rank 1"), HasSubstr("transport mpi"), HasSubstr(" s"));
-    EXPECT_EQ(loss.running.status, 500);
-    EXPECT_THAT(loss.running.body, reason);
+    ASSERT_OK(loss.running);
+    EXPECT_EQ(loss.running->status, 500);
+    EXPECT_THAT(loss.running->body, reason);
     EXPECT_NE(loss.exit_code, 0);
     EXPECT_THAT(loss.log, AllOf(HasSubstr("the engine failed: process 1 ("), Not(HasSubstr("still waits"))));
   }
@@ -238,6 +240,10 @@ class LostProcess : public SeveralHosts {
 TEST_F(LostProcess, ThatIsKilledIsNamedAndEverythingEnds) {
   // mpirun asks the others for their end so many seconds after it has seen one die, and kills them after as many again.
   const Loss loss = lose(SIGKILL, {"--mca", "odls_base_sigkill_timeout", "8"});
+  if (between_hosts() && !loss.running) {
+    EXPECT_NE(loss.exit_code, 0);
+    GTEST_SKIP() << "mpirun has killed process 0 without asking it first, as it does between hosts at times (docs/scaling.md): " << loss.running.error().message;
+  }
   expect_told(loss);
   EXPECT_EQ(loss.health.status, 503);
   EXPECT_THAT(loss.health.body, HasSubstr("process 1 ("));
@@ -247,7 +253,7 @@ TEST_F(LostProcess, ThatIsKilledIsNamedAndEverythingEnds) {
 
 /// Long before its silence alone would tell: by the request to end, which mpirun sends because of it.
 TEST_F(LostProcess, ThatIsKilledIsNamedInTheTimeThatMpirunGrants) {
-  if (std::getenv("QUERN_MPIRUN_OPTIONS") != nullptr)
+  if (between_hosts())
     GTEST_SKIP() << "between hosts, mpirun was seen to kill process 0 without asking it first (docs/scaling.md); a deadline shorter than its grace is what tells there";
   expect_told(lose(SIGKILL, {"--mca", "odls_base_sigkill_timeout", "5"}, "300", false));
 }
@@ -256,7 +262,8 @@ TEST_F(LostProcess, ThatHangsIsNamedAndEverythingEnds) {
   const Loss loss = lose(SIGSTOP, {});
   expect_told(loss);
   EXPECT_EQ(loss.health.status, 503);
-  EXPECT_THAT(loss.running.body, HasSubstr("nothing was heard of it for "));
+  ASSERT_OK(loss.running);
+  EXPECT_THAT(loss.running->body, HasSubstr("nothing was heard of it for "));
   ASSERT_OK(loss.late);
   EXPECT_EQ(loss.late->status, 503);
 }
