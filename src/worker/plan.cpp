@@ -361,12 +361,12 @@ class MemoryLayout {
     }
   }
 
-  /// KV blocks: never more than all sequences could fill.
+  /// KV blocks: never more than all sequences and the prefixes of all snapshots could fill.
   bool place_blocks() {
     const auto slots = static_cast<uint64_t>(limits_.num_slots);
     std::vector<uint64_t> budgets = left_;
     size_t tightest = 0;
-    uint64_t blocks = slots * static_cast<uint64_t>(max_blocks());
+    uint64_t blocks = (slots + static_cast<uint64_t>(limits_.num_snapshots)) * static_cast<uint64_t>(max_blocks());
     blocks = std::min<uint64_t>(blocks, 1ull << 30);
     for (size_t r = 0; r < sizes_.size(); ++r) {
       const MemoryPlan& memory = plan_.ranks[r].memory;

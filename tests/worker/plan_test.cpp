@@ -369,6 +369,25 @@ TEST(Plan, AgreesOnWhatEveryRankHasRoomFor) {
   EXPECT_EQ(hundred->limits.num_blocks, 100);
 }
 
+TEST(Plan, HasRoomForAllSequencesAndForThePrefixesOfAllSnapshots) {
+  WorkerOptions options;
+  options.max_num_seqs = 4;
+  options.max_model_len = 8192;
+  const auto with = [&](int32_t num_snapshots) {
+    options.num_snapshots = num_snapshots;
+    return plan_27b("config.fp8.json", "h200", options);
+  };
+  for (const int32_t num_snapshots : {0, 10}) {
+    const auto plan = with(num_snapshots);
+    ASSERT_OK(plan);
+    EXPECT_EQ(plan->limits.num_blocks, (4 + num_snapshots) * 8192 / 64);
+  }
+  const auto full = with(200);  // what is left of a card, if that is less
+  ASSERT_OK(full);
+  EXPECT_LT(full->limits.num_blocks, (4 + full->limits.num_snapshots) * 8192 / 64);
+  EXPECT_LT(full->memory.margin_bytes(), 256 << 20);
+}
+
 TEST(Plan, RefusesRanksThatCannotWorkTogether) {
   const auto refusal = [](std::string device, int32_t tp_size, int32_t pp_size) -> std::string {
     const auto devices = rank_devices(device, tp_size, pp_size);

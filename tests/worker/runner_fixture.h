@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -134,7 +135,7 @@ class TestRunner {
     step.state_ops.push_back({.kind = StateOp::Kind::kClear, .slot = slot});
     step.slot_updates.push_back({.slot = slot, .sampling = sampling});
     BlockTableUpdate blocks{.slot = slot};
-    const int32_t count = plan.limits.num_blocks / plan.limits.num_slots;
+    const int32_t count = std::min(plan.limits.num_blocks / plan.limits.num_slots, static_cast<int32_t>(ceil_div(plan.limits.max_model_len, ops::kGrid)));
     for (int32_t b = 0; b < count; ++b) blocks.blocks.push_back(b * plan.limits.num_slots + slot);
     step.block_table_updates.push_back(blocks);
     run(step);
