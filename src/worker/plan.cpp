@@ -204,6 +204,10 @@ class MemoryLayout {
   void lay_out() {
     set_limits();
     set_fixed();
+    if (fullest().memory.margin_bytes() < 0) {  // places for logits are the first to be given up
+      plan_.max_logit_rows = logit_rows_of(1);
+      set_fixed();
+    }
     if (!check_smallest()) return;
     place_snapshots();
     place_sequences();
@@ -330,13 +334,15 @@ class MemoryLayout {
 
   void place_sequences() {
     const double state_share = options_.max_num_seqs != 0 ? 0.9 : kDefaultStateShare;
-    const int64_t affordable =
-        least([&](const MemoryPlan& m, const Sizes&, uint64_t left) { return places(static_cast<double>(left - m.block_bytes) * state_share, m.slot_bytes); });
-    limits_.num_slots = static_cast<int32_t>(std::clamp<int64_t>(affordable, 1, wanted_slots()));
+    const auto affordable = [&] {
+      return std::clamp<int64_t>(least([&](const MemoryPlan& m, const Sizes&, uint64_t left) { return places(static_cast<double>(left - m.block_bytes) * state_share, m.slot_bytes); }), 1, wanted_slots());
+    };
+    limits_.num_slots = static_cast<int32_t>(affordable());
+    give_back_logits();
+    while (limits_.num_slots < affordable() && logit_rows_of(limits_.num_slots + 1) <= plan_.max_logit_rows) ++limits_.num_slots;
     if (limits_.num_slots < wanted_slots())
       plan_.notes.push_back(
           fmt::format("max_num_seqs lowered from {} to {}: each sequence keeps {} of recurrent state", wanted_slots(), limits_.num_slots, gib(fullest().memory.slot_bytes)));
-    give_back_logits();
     const auto slots = static_cast<uint64_t>(limits_.num_slots);
     for (size_t r = 0; r < sizes_.size(); ++r) {
       MemoryPlan& memory = plan_.ranks[r].memory;

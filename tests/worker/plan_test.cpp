@@ -385,7 +385,29 @@ TEST(Plan, HasRoomForAllSequencesAndForThePrefixesOfAllSnapshots) {
   const auto full = with(200);  // what is left of a card, if that is less
   ASSERT_OK(full);
   EXPECT_LT(full->limits.num_blocks, (4 + full->limits.num_snapshots) * 8192 / 64);
-  EXPECT_LT(full->memory.margin_bytes(), 256 << 20);
+  EXPECT_GT(full->memory.total_bytes() + (uint64_t{256} << 20), full->memory.budget_bytes);
+}
+
+TEST(Plan, ForMoreSequencesHasNeverRoomForFewer) {
+  int num_fitting = 0;
+  for (int permille = 880; permille <= 920; permille += 4) {
+    int32_t before = 0;
+    for (const int32_t wanted : {1, 8, 32, 64, 256}) {
+      SCOPED_TRACE(::testing::Message() << wanted << " sequences of " << permille << " of 1000");
+      WorkerOptions options;
+      options.memory_utilization = permille / 1000.0;
+      options.max_num_seqs = wanted;
+      options.k_max = 3;
+      const auto plan = plan_27b("config.fp8.json", "b70", options);
+      ASSERT_OK(plan);
+      const int32_t now = plan->fits ? plan->limits.num_slots : 0;
+      EXPECT_GE(now, before) << plan->verdict;
+      before = now;
+      num_fitting += plan->fits ? 1 : 0;
+    }
+  }
+  EXPECT_GT(num_fitting, 10);
+  EXPECT_LT(num_fitting, 55);  // the edge is among them
 }
 
 TEST(Plan, RefusesRanksThatCannotWorkTogether) {
