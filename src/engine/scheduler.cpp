@@ -15,7 +15,7 @@ using worker::Want;
 
 namespace {
 
-/// Rows of a step whose log-probabilities one prompt may want: the host reads a whole vocabulary of each, and other sequences wait for it.
+/// Rows of a step whose log-probabilities prompts may want: the host reads a whole vocabulary of each, and other sequences wait for it.
 constexpr int32_t kMostPromptLogprobs = 128;
 
 /// What the device must know of a sequence that takes a slot.
@@ -52,7 +52,7 @@ struct Scheduler::Draft {
   PlannedStep step;  // P runs
   std::vector<StepRun> decode_runs;
   std::vector<PlannedRun> decode_owners;
-  int32_t rows_left = 0;
+  int32_t rows_left = 0, prompt_logprobs_left = kMostPromptLogprobs;
   int32_t num_places = 1;          // steps that can be planned now, this one included
   int32_t depth = 0;               // drafts to be made for the next step
   int32_t num_blocks_claimed = 0;  // of those that will come back, by decodes that wait for them
@@ -246,7 +246,7 @@ void Scheduler::plan_prompt(Sequence& sequence, Draft& draft) {
   const std::vector<int32_t>& prompt = sequence.request.prompt;
   const bool logprobs = sequence.wants_prompt_logprobs();
   const bool samples_at_end = sequence.num_replayed == 0 && sequence.token_limit > 0;
-  int32_t most = logprobs ? std::min(draft.rows_left, kMostPromptLogprobs) : draft.rows_left;
+  int32_t most = logprobs ? std::min(draft.rows_left, draft.prompt_logprobs_left) : draft.rows_left;
   if (budget_.max_prompt_rows > 0) most = std::min(most, budget_.max_prompt_rows);
   const int32_t begin = sequence.planned_rows, remaining = sequence.num_prompt() - begin;
   int32_t num_rows = remaining;
@@ -268,6 +268,7 @@ void Scheduler::plan_prompt(Sequence& sequence, Draft& draft) {
     run.sample_after = planned.samples;
     run.want = Want::kPromptLogprobs;
     run.num_prompt_logprobs = sequence.request.prompt_logprobs;
+    draft.prompt_logprobs_left -= num_rows;
   }
   speculate(run, planned, draft);
   add_run(std::move(run), planned, draft);

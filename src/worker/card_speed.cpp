@@ -193,7 +193,7 @@ bool is_known(const ExecutionPlan& plan, const RankPart& part) {
     if (candidate_of(plan, mixer).ends_with(".plain")) return false;
   for (const auto& [weights, bytes] : bytes_read(plan, part))
     if (!backends::weight_pass(candidate_of(plan, weights.first), weights.second, ops::RowKind::kDecode, 1)) return false;
-  return true;
+  return backends::gdn_row_pass(candidate_of(plan, "gdn_mix"), plan.ring, ops::RowKind::kDecode, 1).has_value();
 }
 
 }  // namespace

@@ -290,7 +290,7 @@ Result<void> check_step(const SentStep& step, const WorkerLimits& limits) {
 Result<void> check_masks(const StepMasks& masks, const WorkerLimits& limits) {
   const int64_t row_words = ceil_div(limits.vocab_size, 32);
   for (const auto& [slot, words] : masks.rows)
-    if (slot < 0 || slot >= limits.num_slots || std::ssize(words) % row_words != 0 || std::ssize(words) > (limits.k_max + 1) * row_words)
+    if (slot < 0 || slot >= limits.num_slots || words.empty() || std::ssize(words) % row_words != 0 || std::ssize(words) > (limits.k_max + 1) * row_words)
       return make_error(ErrorCode::kInternal, "masks of step {} have {} words for slot {}", masks.step, words.size(), slot);
   return {};
 }
@@ -303,7 +303,12 @@ Result<void> check_result(const StepResult& result, const StepPlan& plan, const 
     const RunResult& run = result.runs[i];
     if (run.slot != plan.runs[i].slot) return refuse("slots");
     if (std::ssize(run.tokens) > limits.k_max + 1 || std::ssize(run.drafts) > limits.k_max || !in_vocab(run.tokens) || !in_vocab(run.drafts)) return refuse("tokens");
-    if (!run.logprobs.empty() && run.logprobs.size() != run.tokens.size()) return refuse("log-probabilities");
+    const auto sound = [&](const TokenLogprobs& logprobs) {
+      return std::all_of(logprobs.top.begin(), logprobs.top.end(), [&](const auto& candidate) { return candidate.first >= 0 && candidate.first < limits.vocab_size; });
+    };
+    if ((!run.logprobs.empty() && run.logprobs.size() != run.tokens.size()) || std::ssize(run.prompt_logprobs) > plan.runs[i].num_rows || !std::all_of(run.logprobs.begin(), run.logprobs.end(), sound) ||
+        !std::all_of(run.prompt_logprobs.begin(), run.prompt_logprobs.end(), sound))
+      return refuse("log-probabilities");
   }
   return {};
 }

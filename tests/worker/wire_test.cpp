@@ -231,6 +231,7 @@ TEST(Wire, RefusesMasksThatAreNotWholeRowsOfASlot) {
   EXPECT_TRUE(sound(3, 4));
   EXPECT_TRUE(sound(0, 12));  // of a verify of two drafts
   EXPECT_FALSE(sound(0, 5));
+  EXPECT_FALSE(sound(0, 0));
   EXPECT_FALSE(sound(0, 16));
   EXPECT_FALSE(sound(4, 4));
   EXPECT_FALSE(sound(-1, 4));
