@@ -16,7 +16,7 @@ constexpr unsigned kThreads90 = 384;          // of attention_prompt_sm90.cu
 constexpr int64_t kHeadDim = 256;
 constexpr int64_t kMaxGroup = 16;             // query heads of a kv head
 constexpr int64_t kFewLanes = 8, kManyLanes = 24;  // rows and query heads of a job of attention_decode.cu
-constexpr size_t kPartsBytes = size_t{64} << 20;   // where the parts of decode rows meet that several blocks have
+constexpr size_t kPartsBytes = size_t{256} << 20;  // where the parts of decode rows meet that several blocks have: of the 27B model 5.5 million tokens, 1.3 with verifies of 4 rows; beyond, blocks take whole jobs
 
 /// How attention_prompt_sm90.cu reads keys or values, bf16 [num_blocks, num_kv_heads, 64, 256]: a block of 64 rows as images of 64 columns.
 TensorMap cache_map(Stream& stream, const ops::TensorView& cache) {

@@ -9,7 +9,7 @@ namespace quern::cuda {
 
 namespace {
 
-/// Candidates of an op, best first. accepts and make are overloaded for every op: a candidate takes its own. By request: until their tests have passed on a device.
+/// Candidates of an op, best first. accepts and make are overloaded for every op: a candidate takes its own. By request: for tests and measurements.
 template <class Op>
 constexpr ops::Candidate<Op> kSm90[] = {{"cuda.sm90", sm90::accepts, sm90::make}, {"cuda.plain", plain::accepts, plain::make}};
 template <class Op, sm90::PromptShape kShape>
