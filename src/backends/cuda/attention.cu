@@ -44,15 +44,7 @@ __device__ void write_kv(void* cache, DType dtype, const float* scales, int kv_h
     store(cache, dtype, at, x);
 }
 
-/// Eight neighbouring elements of bf16, widened, and the other way round for what bf16 holds.
-__device__ __forceinline__ void widen(const uint4& words, float (&x)[8]) {
-  const uint32_t word[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[2 * i] = __uint_as_float(word[i] << 16);
-    x[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
-  }
-}
+/// The other way round than unpack8, for what bf16 holds.
 __device__ __forceinline__ uint4 narrow(const float (&x)[8]) {
   uint32_t word[4];
 #pragma unroll
@@ -86,7 +78,7 @@ __device__ __forceinline__ void write_kv_eight(void* cache, DType dtype, const f
   }
   const float scale = scales == nullptr ? 1.0f : scales[kv_head];
   float x[8];
-  widen(words, x);
+  unpack8(words, x);
   uint32_t code[2] = {};
 #pragma unroll
   for (int i = 0; i < 8; ++i) code[i / 4] |= static_cast<uint32_t>(f32_to_e4m3(x[i] / scale)) << (i % 4 * 8);
@@ -154,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(kRotatedHeads * 32) rotate_heads_25
   __syncthreads();
   if (!there) return;
   float x[8];
-  widen(words, x);
+  unpack8(words, x);
   const float scale = 1.0f / sqrtf(square_sum_256(x) / static_cast<float>(kDim) + args.eps);
   const float* factors = (is_query ? args.q_norm : args.k_norm) + lane * 8;
 #pragma unroll

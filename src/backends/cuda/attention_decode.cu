@@ -354,7 +354,7 @@ struct Slices {
       return 1.0f;
     }
   }
-  static __device__ uint32_t two_weights(float low, float high) { return kCodes ? two_half(low, high) : two_bf16(low, high); }
+  static __device__ uint32_t two_weights(float low, float high) { return kCodes ? two_half(low, high) : bf16_pair(low, high); }
   static __device__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     if constexpr (kCodes) multiply_add_half(sum, a, b0, b1);
     else multiply_add(sum, a, b0, b1);

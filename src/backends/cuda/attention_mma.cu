@@ -136,8 +136,8 @@ __device__ void prompt(const AttentionArgs& args) {
     }
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
-      const uint32_t a[4] = {two_bf16(score[2 * step][0], score[2 * step][1]), two_bf16(score[2 * step][2], score[2 * step][3]),
-                             two_bf16(score[2 * step + 1][0], score[2 * step + 1][1]), two_bf16(score[2 * step + 1][2], score[2 * step + 1][3])};
+      const uint32_t a[4] = {bf16_pair(score[2 * step][0], score[2 * step][1]), bf16_pair(score[2 * step][2], score[2 * step][3]),
+                             bf16_pair(score[2 * step + 1][0], score[2 * step + 1][1]), bf16_pair(score[2 * step + 1][2], score[2 * step + 1][3])};
 #pragma unroll
       for (int n = 0; n < kDim / 8; n += 2) {
         uint32_t b[4];
@@ -160,7 +160,7 @@ __device__ void prompt(const AttentionArgs& args) {
       const auto gates = *reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(args.gate) + at + n * 8);
       const float low = round_to(DType::kBF16, values[n][2 * half] * factor) * round_to(DType::kBF16, sigmoid(__low2float(gates)));
       const float high = round_to(DType::kBF16, values[n][2 * half + 1] * factor) * round_to(DType::kBF16, sigmoid(__high2float(gates)));
-      *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(args.out) + at + n * 8) = two_bf16(low, high);
+      *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(args.out) + at + n * 8) = bf16_pair(low, high);
     }
   }
 }

@@ -185,7 +185,7 @@ __device__ __forceinline__ void take_weights(const float (&score)[32], uint32_t 
 #pragma unroll
   for (int step = 0; step < kKeys / 16; ++step)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[step][i] = two_bf16(score[8 * step + 2 * i], score[8 * step + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) a[step][i] = bf16_pair(score[8 * step + 2 * i], score[8 * step + 2 * i + 1]);
 }
 
 __device__ __forceinline__ void consume(const AttentionArgs& args, Shared& s, const Tile& t, int head, int kv_head, int first_block, int last_block) {
@@ -262,7 +262,7 @@ __device__ __forceinline__ void consume(const AttentionArgs& args, Shared& s, co
         const auto gates = *reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(args.gate) + to);
         const float low = round_to(DType::kBF16, values[32 * image + 4 * n + 2 * half] * factor) * round_to(DType::kBF16, sigmoid(__low2float(gates)));
         const float high = round_to(DType::kBF16, values[32 * image + 4 * n + 2 * half + 1] * factor) * round_to(DType::kBF16, sigmoid(__high2float(gates)));
-        *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(args.out) + to) = two_bf16(low, high);
+        *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(args.out) + to) = bf16_pair(low, high);
       }
   }
 }

@@ -11,11 +11,6 @@ constexpr int kDim = 256, kPieces = kDim / 8;  // of 16 bytes, in a row of bf16
 constexpr int kKeys = 64;                      // of a tile: one KV block
 constexpr int kTileBytes = kKeys * kDim * 2;
 
-__device__ inline uint32_t two_bf16(float low, float high) {
-  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&two);
-}
-
 /// exp(x - max), where max may be that of no key at all.
 __device__ inline float weight(float x, float max) { return x == -INFINITY ? 0.0f : expf(x - max); }
 
@@ -45,7 +40,7 @@ __device__ void load_tile(unsigned char* tile, const Place& place, int thread, c
         for (int i = 0; i < 8; ++i) {
           const auto codes = static_cast<__nv_fp8x2_storage_t>(words[i / 2] >> (i % 2 * 16));
           const float2 two = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3)));
-          wide[i] = two_bf16(two.x, two.y);
+          wide[i] = bf16_pair(two.x, two.y);
         }
       }
       *reinterpret_cast<uint4*>(tile + place(row, 2 * pair)) = make_uint4(wide[0], wide[1], wide[2], wide[3]);

@@ -105,16 +105,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_prompt_prepare_sm9
     float weight[4][8], x[4][8];
     load_taps(weight, g, channel, channels);
 #pragma unroll
-    for (int tap = 0; tap < 3; ++tap) widen_eight(raw[tap], x[tap + 1]);
+    for (int tap = 0; tap < 3; ++tap) unpack8(raw[tap], x[tap + 1]);
 #pragma unroll
     for (int r = 0; r < kRowsEach; ++r) {
       const int row = first + r;
-      widen_eight(r < kHalf ? raw[r % kHalf + 3] : later[r % kHalf], x[r % 4]);
+      unpack8(r < kHalf ? raw[r % kHalf + 3] : later[r % kHalf], x[r % 4]);
       float y[8], square = 0;
       convolve(y, weight, x, r + 1);
       uint4 words = pack_eight(y);
       if (row >= t.rows) words = make_uint4(0, 0, 0, 0);
-      widen_eight(words, y);
+      unpack8(words, y);
 #pragma unroll
       for (int i = 0; i < 8; ++i) square = fmaf(y[i], y[i], square);
       *reinterpret_cast<uint4*>(image + image_at(reversed(row), piece)) = words;
@@ -220,8 +220,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_prompt_prepare_sm9
             }
         }
         if (warp >= 4)
-          store_matrices(hopper::shared_address(s.p[h]) + swizzled<8>(strip * 16 + matrix % 2 * 8 + lane % 8, n + matrix / 2), pack(x[0][0], x[0][1]), pack(x[0][2], x[0][3]),
-                    pack(x[1][0], x[1][1]), pack(x[1][2], x[1][3]));
+          store_matrices(hopper::shared_address(s.p[h]) + swizzled<8>(strip * 16 + matrix % 2 * 8 + lane % 8, n + matrix / 2), bf16_pair(x[0][0], x[0][1]), bf16_pair(x[0][2], x[0][3]),
+                    bf16_pair(x[1][0], x[1][1]), bf16_pair(x[1][2], x[1][3]));
         else if (n > 2 * strip) {
           Parts parts;
           split_block(x, parts);

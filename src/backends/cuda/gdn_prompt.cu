@@ -27,14 +27,6 @@ __device__ uint4 raw_eight(const GdnArgs& g, const Tile& t, int index, int chann
   const int64_t row = index >= t.cursor ? int64_t{t.first_row} + index - t.cursor : int64_t{t.slot} * window + index % window;
   return *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(from) + row * channels + channel);
 }
-__device__ void widen(const uint4& words, float (&x)[8]) {
-  const uint32_t word[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[2 * i] = low_of(word[i]);
-    x[2 * i + 1] = high_of(word[i]);
-  }
-}
 
 }  // namespace
 
@@ -56,11 +48,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_rows(const __g
   unsigned char* image = args.rows + (int64_t{blockIdx.x} * heads + head) * kGdnPromptRowBytes;
   float x[4][8];  // of the indices index - 3 .. index, at index mod 4
 #pragma unroll
-  for (int tap = 0; tap < 3; ++tap) widen(raw_eight(g, t, t.base + first - 3 + tap, channel, channels), x[(tap + 1) % 4]);
+  for (int tap = 0; tap < 3; ++tap) unpack8(raw_eight(g, t, t.base + first - 3 + tap, channel, channels), x[(tap + 1) % 4]);
 #pragma unroll
   for (int r = 0; r < kRowsEach; ++r) {
     const int row = first + r;
-    widen(raw_eight(g, t, t.base + row, channel, channels), x[r % 4]);
+    unpack8(raw_eight(g, t, t.base + row, channel, channels), x[r % 4]);
     float y[8], square = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -70,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_rows(const __g
       y[i] = row < t.rows ? round_to(DType::kBF16, quick_silu(sum)) : 0.0f;
       square = fmaf(y[i], y[i], square);
     }
-    *reinterpret_cast<uint4*>(image + image_at(row, lane)) = make_uint4(pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+    *reinterpret_cast<uint4*>(image + image_at(row, lane)) = make_uint4(bf16_pair(y[0], y[1]), bf16_pair(y[2], y[3]), bf16_pair(y[4], y[5]), bf16_pair(y[6], y[7]));
     if (!normalizes) continue;
 #pragma unroll
     for (int distance = 8; distance > 0; distance /= 2) square += __shfl_xor_sync(kAllLanes, square, distance);
@@ -393,8 +385,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_prompt_norm(const __g
     const float x[4] = {low_of(o.x), high_of(o.x), low_of(o.y), high_of(o.y)};
     const float sum = warp_sum(x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3]);
     const float scale = 1.0f / sqrtf(sum / static_cast<float>(kDim) + g.eps);
-    *out = make_uint2(pack(x[0] * scale * weight[0] * quick_silu(low_of(z.x)), x[1] * scale * weight[1] * quick_silu(high_of(z.x))),
-                      pack(x[2] * scale * weight[2] * quick_silu(low_of(z.y)), x[3] * scale * weight[3] * quick_silu(high_of(z.y))));
+    *out = make_uint2(bf16_pair(x[0] * scale * weight[0] * quick_silu(low_of(z.x)), x[1] * scale * weight[1] * quick_silu(high_of(z.x))),
+                      bf16_pair(x[2] * scale * weight[2] * quick_silu(low_of(z.y)), x[3] * scale * weight[3] * quick_silu(high_of(z.y))));
   }
 }
 

@@ -40,16 +40,12 @@ __device__ inline Tile tile_of(const GdnArgs& g, int number) {
   return {0, 0, 0, 0, 0};
 }
 
-/// Two floats as bf16, the lower half of the word first, and what that leaves of them.
-__device__ inline uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
+/// Of a word of two bf16 the first and the second; two floats rounded to such a word, and what that leaves of them.
 __device__ inline float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ inline void split(float low, float high, uint32_t& rounded, uint32_t& remainder) {
-  rounded = pack(low, high);
-  remainder = pack(low - low_of(rounded), high - high_of(rounded));
+  rounded = bf16_pair(low, high);
+  remainder = bf16_pair(low - low_of(rounded), high - high_of(rounded));
 }
 
 /// What the scan needs of a chunk for half of a value head's columns.
@@ -81,7 +77,7 @@ __device__ inline void store_transposed(const GdnArgs& g, const Tile& t, int hea
   const int64_t at = (int64_t{t.first_row} + t.base + row - t.cursor) * g.num_v_heads + head;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const uint32_t pair = transposed(pack(o[2 * half], o[2 * half + 1]));
+    const uint32_t pair = transposed(bf16_pair(o[2 * half], o[2 * half + 1]));
     if (row < t.rows) *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(g.out) + at * kDim + column + half * 8 + lane % 4 * 2) = pair;
   }
 }

@@ -106,8 +106,8 @@ struct Chain {
     const uint32_t image = hopper::shared_address(s.out[place]);
 #pragma unroll
     for (int n = 0; n < 8; n += 2)
-      store_matrices_transposed(image + swizzled<8>((n + matrix / 2) * 8 + lane % 8, warp * 2 + matrix % 2), pack(o[4 * n], o[4 * n + 1]), pack(o[4 * n + 2], o[4 * n + 3]),
-                      pack(o[4 * n + 4], o[4 * n + 5]), pack(o[4 * n + 6], o[4 * n + 7]));
+      store_matrices_transposed(image + swizzled<8>((n + matrix / 2) * 8 + lane % 8, warp * 2 + matrix % 2), bf16_pair(o[4 * n], o[4 * n + 1]), bf16_pair(o[4 * n + 2], o[4 * n + 3]),
+                      bf16_pair(o[4 * n + 4], o[4 * n + 5]), bf16_pair(o[4 * n + 6], o[4 * n + 7]));
     __syncwarp();
     if (lane == 0) hopper::barrier_arrive(hopper::shared_address(&s.out_full[place]));
   }
@@ -192,7 +192,7 @@ struct Chain {
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) uh[n / 2][n % 2 * 2 + half] = pack(u[4 * n + 2 * half], u[4 * n + 2 * half + 1]);
+      for (int half = 0; half < 2; ++half) uh[n / 2][n % 2 * 2 + half] = bf16_pair(u[4 * n + 2 * half], u[4 * n + 2 * half + 1]);
     hopper::wgmma_fence();
     lower_product(o, uh, hopper::shared_address(st.p), 1);
     hopper::wgmma_commit();
@@ -297,10 +297,10 @@ __device__ __forceinline__ void produce(const GdnPromptArgs& args, Shared& s, co
     const int rows = walk.rows(tile);
     float x[4][8];
 #pragma unroll
-    for (int tap = 0; tap < 3; ++tap) widen_eight(raw[tap], x[tap + 1]);
+    for (int tap = 0; tap < 3; ++tap) unpack8(raw[tap], x[tap + 1]);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      widen_eight(raw[r + 3], x[r % 4]);
+      unpack8(raw[r + 3], x[r % 4]);
       float y[8];
       convolve(y, weight, x, r + 1);
       *reinterpret_cast<uint4*>(st.values + swizzled<8>(reversed(first + r), piece)) = first + r < rows ? pack_eight(y) : make_uint4(0, 0, 0, 0);
@@ -334,8 +334,8 @@ __device__ __forceinline__ void finish(const GdnPromptArgs& args, Shared& s, con
     for (int i = 0; i < 4; ++i) {
       const float scale = rsqrtf((h.sum[i] + s.sums[turn % kSums][first + i * 4]) / static_cast<float>(kDim) + g.eps);
       float x[8], gate[8];
-      widen_eight(h.o[i], x);
-      widen_eight(h.z[i], gate);
+      unpack8(h.o[i], x);
+      unpack8(h.z[i], gate);
 #pragma unroll
       for (int e = 0; e < 8; ++e) x[e] = x[e] * scale * weight[e] * silu_of(gate[e]);
       if (first + i * 4 < rows)
@@ -360,7 +360,7 @@ __device__ __forceinline__ void finish(const GdnPromptArgs& args, Shared& s, con
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float x[8];
-      widen_eight(h.o[i], x);
+      unpack8(h.o[i], x);
       h.sum[i] = 0;
 #pragma unroll
       for (int e = 0; e < 8; ++e) h.sum[i] = fmaf(x[e], x[e], h.sum[i]);

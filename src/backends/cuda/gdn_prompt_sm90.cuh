@@ -19,16 +19,7 @@ __device__ __forceinline__ float silu_of(float x) {
   return x * result;
 }
 
-/// Eight elements of bf16.
-__device__ __forceinline__ void widen_eight(const uint4& words, float (&x)[8]) {
-  const uint32_t word[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[2 * i] = low_of(word[i]);
-    x[2 * i + 1] = high_of(word[i]);
-  }
-}
-__device__ __forceinline__ uint4 pack_eight(const float (&x)[8]) { return make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7])); }
+__device__ __forceinline__ uint4 pack_eight(const float (&x)[8]) { return make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7])); }
 
 /// Eight raw channels of kCount rows from row `first` of a chunk on, which may stand before it.
 template <int kCount>

@@ -39,10 +39,6 @@ __device__ inline uint4 load_constant(const void* at) {
 }
 
 __device__ inline float2 unpack(uint32_t pair) { return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)}; }
-__device__ inline uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
 __device__ inline float rounded(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
 
 /// Features `feature` and the next of a row; both exist or neither does.
@@ -71,7 +67,7 @@ __device__ inline void finish(const TiledLinearArgs& args, int row, int feature,
     first = silu(first);
     second = silu(second);
   }
-  *out = pack(first, second);
+  *out = bf16_pair(first, second);
 }
 
 /// Where slice `slice` begins among the scale blocks.

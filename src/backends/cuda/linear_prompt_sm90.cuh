@@ -256,7 +256,7 @@ __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
   if constexpr (kPair) meet_cluster();
   const LinearPhase& phase = args.phase;
   if (threadIdx.x >= kConsumers) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    fewer_registers<24>();
     if (threadIdx.x != kConsumers) return;
     RingPlace ring{0, 1};
     for (PromptWalk<kRows, kPair> walk(args); walk.left > 0; next(walk, phase.k_blocks)) {
@@ -279,7 +279,7 @@ __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
       ring.advance(at.stages);
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    more_registers<240>();
     const int group = threadIdx.x >> 7;
     RingPlace ring;
     for (PromptWalk<kRows, kPair> walk(args); walk.left > 0; walk.left -= phase.k_blocks, walk.next_tile()) {

@@ -34,7 +34,7 @@ __device__ __forceinline__ int block_of(const LinearPhase& phase, uint32_t unit,
 /// The tiles of one block in a phase of decode rows.
 struct DecodeWalk {
   int grid;  // blocks that take part
-  int tile = 0, k = 0, first_row = 0;
+  int tile = 0, k = 0;
   int left = 0;
 
   __device__ explicit DecodeWalk(const LinearPhase& phase) {
@@ -497,67 +497,48 @@ struct Parts {
 
 // ---- the multiplying warpgroups ----
 
-/// Tiles that are multiplied before the first of them is promoted: latencies overlap as far as registers allow.
-template <int kColumns>
-constexpr int kTogether = kColumns <= 32 ? 4 : kColumns <= 128 ? 2 : 1;
+/// Tiles that are multiplied before the first of them is promoted: latencies overlap.
+constexpr int kTogether = 4;
 
 /// Adds the products of kCount tiles of e4m3 to acc, each promoted with its scales.
 template <int kColumns, bool kResident, int kCount>
 __device__ __forceinline__ void multiply_e4m3(const Layout<kColumns, true, kResident>& at, float (&acc)[kColumns / 2], int k_blocks, int& slot, RingPlace& ring) {
-  constexpr int kPart = kColumns < 128 ? kColumns : 128, kParts = kColumns / kPart;
-  static_assert(kCount == 1 || kParts == 1);
+  static_assert(kColumns <= 32, "linear_wide_sm90.cuh has more");
   const int group = threadIdx.x >> 7, lane = threadIdx.x & 31, q = lane & 3;
-  float product[kCount][kPart / 2];
+  float product[kCount][kColumns / 2];
   int stages[kCount], slots[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     stages[i] = ring.stage;
     slots[i] = slot;
     barrier_wait(at.full(ring.stage), ring.parity);
-    if constexpr (kParts == 1) {
-      const uint64_t a = operand(at.weight(ring.stage) + group * (kTileBytes / 2)), b = operand(kResident ? at.resident(slot) : at.rows(ring.stage));
-      wgmma_fence();
+    const uint64_t a = operand(at.weight(ring.stage) + group * (kTileBytes / 2)), b = operand(kResident ? at.resident(slot) : at.rows(ring.stage));
+    wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma<kPart, true>(product[i], a + k * 2, b + k * 2, k);
-      wgmma_commit();
-    }
+    for (int k = 0; k < 4; ++k) wgmma<kColumns, true>(product[i], a + k * 2, b + k * 2, k);
+    wgmma_commit();
     ring.advance(at.stages);
     if (kResident && ++slot == k_blocks) slot = 0;
   }
-  const auto promote = [&](int i, int part) {
+  const auto promote = [&](int i) {
     const float2 scale = *reinterpret_cast<const float2*>(at.tile_scale(stages[i]));
-    const float* x_scale = at.scales(kResident ? slots[i] : stages[i]) + part * kPart + q * 2;
+    const float* x_scale = at.scales(kResident ? slots[i] : stages[i]) + q * 2;
 #pragma unroll
-    for (int j = 0; j < kPart / 8; ++j) {
+    for (int j = 0; j < kColumns / 8; ++j) {
       const float2 x = *reinterpret_cast<const float2*>(x_scale + j * 8);
-      float* sum = acc + part * (kPart / 2) + j * 4;
+      float* sum = acc + j * 4;
       sum[0] = __fmaf_rn(product[i][j * 4], __fmul_rn(scale.x, x.x), sum[0]);
       sum[1] = __fmaf_rn(product[i][j * 4 + 1], __fmul_rn(scale.x, x.y), sum[1]);
       sum[2] = __fmaf_rn(product[i][j * 4 + 2], __fmul_rn(scale.y, x.x), sum[2]);
       sum[3] = __fmaf_rn(product[i][j * 4 + 3], __fmul_rn(scale.y, x.y), sum[3]);
     }
   };
-  if constexpr (kParts == 1) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      wgmma_wait_for(kCount - 1 - i);
-      settle(product[i]);
-      promote(i, 0);
-      if (lane == 0) barrier_arrive(at.empty(stages[i]));
-    }
-  } else {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const uint64_t a = operand(at.weight(stages[0]) + group * (kTileBytes / 2)), b = operand(at.rows(stages[0]) + part * kPart * kTileRowBytes);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma<kPart, true>(product[0], a + k * 2, b + k * 2, k);
-      wgmma_commit();
-      wgmma_wait_for(0);
-      settle(product[0]);
-      promote(0, part);
-    }
-    if (lane == 0) barrier_arrive(at.empty(stages[0]));
+  for (int i = 0; i < kCount; ++i) {
+    wgmma_wait_for(kCount - 1 - i);
+    settle(product[i]);
+    promote(i);
+    if (lane == 0) barrier_arrive(at.empty(stages[i]));
   }
 }
 
@@ -568,8 +549,7 @@ __device__ __forceinline__ void multiply(const Layout<kColumns, kFp8, kResident>
   for (int i = 0; i < kColumns / 2; ++i) acc[i] = 0;
   if constexpr (kFp8) {
     int i = 0;
-    if constexpr (kTogether<kColumns> > 1)
-      for (; i + kTogether<kColumns> <= count; i += kTogether<kColumns>) multiply_e4m3<kColumns, kResident, kTogether<kColumns>>(at, acc, k_blocks, slot, ring);
+    for (; i + kTogether <= count; i += kTogether) multiply_e4m3<kColumns, kResident, kTogether>(at, acc, k_blocks, slot, ring);
     for (; i < count; ++i) multiply_e4m3<kColumns, kResident, 1>(at, acc, k_blocks, slot, ring);
   } else {
     constexpr int kPart = kColumns < 128 ? kColumns : 128, kParts = kColumns / kPart;
@@ -720,7 +700,7 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args) {
   if (threadIdx.x == kConsumers) at.init_barriers();
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    if constexpr (!kHasHelpers<kColumns>) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if constexpr (!kHasHelpers<kColumns>) fewer_registers<24>();
     if (threadIdx.x == kConsumers) copy_chain(args, at);
     if constexpr (kResident) {
       if (threadIdx.x >= kConsumers + 32) help_resident(args, at);
@@ -728,7 +708,7 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args) {
       if (threadIdx.x >= kConsumers + 32) help_chain<kFp8>(args);
     }
   } else {
-    if constexpr (!kHasHelpers<kColumns>) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    if constexpr (!kHasHelpers<kColumns>) more_registers<240>();
     multiply_chain(args, at);
   }
 }

@@ -130,7 +130,6 @@ class Linears {
     }
   }
   void quantise(Stream& stream, const QuantiseArgs& args) const;
-  [[nodiscard]] int num_sms() const { return num_sms_; }
 
  private:
   friend class Chain;

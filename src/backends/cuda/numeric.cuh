@@ -23,6 +23,21 @@ __device__ inline float e4m3_to_f32(uint8_t code) {
 /// Round to nearest even, saturate to +-448.
 __device__ inline uint8_t f32_to_e4m3(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3); }
 
+/// Eight neighbouring elements of bf16, widened.
+__device__ __forceinline__ void unpack8(const uint4& packed, float (&x)[8]) {
+  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = __uint_as_float(words[i] << 16);
+    x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+  }
+}
+/// Two floats as neighbouring elements of bf16.
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
 /// Element i of an array of `dtype`.
 __device__ inline float load(const void* data, DType dtype, int64_t i) {
   switch (dtype) {

@@ -1,26 +1,11 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp8.h>
-
-#include <cstdint>
+#include "backends/cuda/numeric.cuh"
 
 // How activations become e4m3, wherever that is done: of a row's group of 128 the scale is s = max |x| / 448, at least 1e-10 / 448, and the codes are e4m3(x (448 / max |x|)). Device code only.
 
 namespace quern::cuda {
 
-__device__ __forceinline__ void unpack8(const uint4& packed, float (&x)[8]) {
-  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[2 * i] = __uint_as_float(words[i] << 16);
-    x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-  }
-}
-__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
 __device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
 }

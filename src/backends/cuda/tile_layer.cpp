@@ -64,7 +64,7 @@ ops::Verdict TileLayer::accepts(const Spec& spec, const ops::DeviceTraits& trait
     if (side.scheme != WeightScheme::kBF16) return ops::refuse("in_proj_a and in_proj_b in {}; bf16 is supported", weight_scheme_name(side.scheme));
     if (side.out_features == 0 || side.out_features > kTileRows || side.out_features % 2 != 0) return ops::refuse("{} heads", side.out_features);
   }
-  if (!spec.side.empty() && !ops::is_fp8(first.scheme) && first.scheme != WeightScheme::kBF16) return ops::refuse("unsupported weights");
+  if (!spec.side.empty() && spec.norm_width == 0) return ops::refuse("in_proj_a and in_proj_b over rows without a norm");
   return ops::accept();
 }
 
