@@ -168,9 +168,9 @@ std::optional<AttentionPass> attention_decode_pass(std::string_view candidate, D
   if (candidate != "opencl.dpas" || keys <= 0) return std::nullopt;
   const auto pass = opencl::attention_decode_pass(upper_case_name(cache));
   if (!pass) return std::nullopt;
-  const int64_t turns = ceil_div(keys, int64_t{opencl::kDecodeKeys}), groups = std::min<int64_t>(ceil_div(turns, int64_t{opencl::kDecodeSplits}), opencl::kDecodeShares);
-  const int64_t turns_each = ceil_div(turns, groups * opencl::kDecodeSplits);
-  return AttentionPass{std::min(turns, groups * opencl::kDecodeSplits), pass->slots + static_cast<double>(turns_each) * pass->slots_per_turn + static_cast<double>(groups) * pass->slots_per_group};
+  const int64_t turns = ceil_div(keys, int64_t{opencl::kAttentionKeys}), groups = std::min<int64_t>(ceil_div(turns, int64_t{opencl::kAttentionSplits}), opencl::kAttentionShares);
+  const int64_t turns_each = ceil_div(turns, groups * opencl::kAttentionSplits);
+  return AttentionPass{std::min(turns, groups * opencl::kAttentionSplits), pass->slots + static_cast<double>(turns_each) * pass->slots_per_turn + static_cast<double>(groups) * pass->slots_per_group};
 }
 
 Result<std::optional<bool>> flushes_half_subnormals(ops::Device& device) {

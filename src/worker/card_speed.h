@@ -19,7 +19,7 @@ namespace quern::worker {
 struct SpeedAssumptions {
   double read_share = 0.85;                 // of the datasheet's bandwidth
   double prompt_share = 0.6;                // of the matrix units' peak, in tiles of prompt rows
-  double mixer_share = 0.25;                // of the peak of 16 products a slot in attention of prompts, of the issue rate where instructions are counted, in GDN and in attention of decode rows
+  double mixer_share = 0.25;                // of the peak of 16 products a slot in attention of prompts and of opencl.simd16, of the issue rate where instructions are counted, in GDN and in attention of decode rows
   double launch_seconds = 3e-6;             // between two launches that depend on each other
   double all_reduce_seconds = 30e-6;        // of the smallest one
   double exchange_bytes_per_second = 25e9;  // into a rank and out of it at the same time
@@ -44,7 +44,7 @@ struct StepShape {
 struct RankWork {
   double weight_bytes = 0, weight_slots = 0;  // linear layers: bytes from memory, issue slots of an engine
   double mixer_bytes = 0;                     // states, rings, keys and values
-  double attention_products = 0;              // multiplications, where instructions are not counted: of prompts
+  double attention_products = 0;              // multiplications, where instructions are not counted: of prompts, and of decode rows of opencl.simd16
   double attention_slots = 0;                 // of decode rows: issue slots of an engine
   int64_t attention_sub_groups = 0;           // of all rows and kv heads: each occupies an engine at most
   double gdn_slots = 0, gdn_walk_slots = 0;   // issue slots of an engine: on any core, and of rows and chunks that follow each other

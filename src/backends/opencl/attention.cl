@@ -3,6 +3,7 @@
 #include "backends/opencl/numeric.clh"
 #include "backends/opencl/step.clh"
 #include "backends/opencl/kv.clh"
+#include "backends/opencl/attention.clh"
 
 #define MAX_HEAD_DIM 512
 
@@ -83,23 +84,8 @@ float dot_key(const __local float* query, const __global kv_t* key, int d) {
 
 // A group per row (axis 0) and query head (axis 1). Parts of 512 keys from the sequence's start, each with its own maximum and sum, merged in order: a row's arithmetic
 // depends on its own index alone. An item computes whole scores, then the values of dimensions item, item + ITEMS, ...
-__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void attention(int num_q_heads, int num_kv_heads, int d, int first_index, PLACE(const activation_t, query_rows),
-                                                                           PLACE(const activation_t, gate), PLACE(activation_t, out), PLACE(const int, kv_heads),
-                                                                           PLACE(const run_t, runs), PLACE(const int, row_runs), PLACE(const int, indices),
-                                                                           PLACE(const int, block_tables), int block_tables_stride, PLACE(const kv_t, cache_k),
-                                                                           PLACE(const kv_t, cache_v), PLACE(const float, k_scale), PLACE(const float, v_scale)) {
-  FIND(const activation_t, query_rows);
-  FIND(const activation_t, gate);
-  FIND(activation_t, out);
-  FIND(const int, kv_heads);
-  FIND(const run_t, runs);
-  FIND(const int, row_runs);
-  FIND(const int, indices);
-  FIND(const int, block_tables);
-  FIND(const kv_t, cache_k);
-  FIND(const kv_t, cache_v);
-  FIND(const float, k_scale);
-  FIND(const float, v_scale);
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void attention(int num_q_heads, int num_kv_heads, int d, int first_index, ATTENTION_PARAMETERS(activation_t, kv_heads)) {
+  FIND_ATTENTION(activation_t, kv_heads);
   __local float query[MAX_HEAD_DIM], scores[KV_SPLIT], shared[ITEMS];
   const int item = (int)get_local_id(0), row = (int)get_group_id(0), head = (int)get_group_id(1);
   const long at = ((long)row * num_q_heads + head) * d;

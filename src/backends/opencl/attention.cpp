@@ -16,7 +16,7 @@ constexpr int64_t kMaxHeadDim = 512;  // of attention.cl
 // Of attention_simd16.cl.
 constexpr int64_t kSimd16HeadDim = 256, kSimd16MaxHeads = 8, kSimd16Part = kSimd16HeadDim + 2;
 constexpr size_t kSimd16Items = 256;
-constexpr size_t kDecodeItems = 16 * kDecodeSplits;  // of a group of attention_decode
+constexpr size_t kDecodeItems = 16 * kAttentionSplits;  // of a group of attention_decode
 constexpr int64_t kDecodeRows = 32;    // of a launch, so that the workspace stays small
 constexpr int64_t kPromptRows = 8;     // of a group of attention_dpas.cl
 
@@ -50,13 +50,13 @@ class Simd16Attention final : public ops::Attention::Kernel {
     std::unique_ptr<ops::Buffer> kv_head;
   };
   /// `shares`: attention_shares of attention_simd16.cl, or attention_decode of attention_dpas.cl with its own items, which stand for the same.
-  Simd16Attention(const ops::Attention::Problem& problem, Function shares, size_t items, std::unique_ptr<ops::Buffer> first_heads, std::unique_ptr<ops::Buffer> arrivals, MatrixUnits prompt)
-      : problem_(problem), shares_(shares), items_(items), first_heads_(std::move(first_heads)), arrivals_(std::move(arrivals)), prompt_(std::move(prompt)) {}
+  Simd16Attention(const ops::Attention::Problem& problem, Function shares, size_t items, std::unique_ptr<ops::Buffer> first_heads, std::unique_ptr<ops::Buffer> arrivals, MatrixUnits matrix_units)
+      : problem_(problem), shares_(shares), items_(items), first_heads_(std::move(first_heads)), arrivals_(std::move(arrivals)), matrix_units_(std::move(matrix_units)) {}
 
-  [[nodiscard]] std::string_view arithmetic() const override { return prompt_.kv_head != nullptr ? "opencl.dpas.bf16" : simd16::arithmetic_id(problem_.activation); }
+  [[nodiscard]] std::string_view arithmetic() const override { return matrix_units_.kv_head != nullptr ? "opencl.dpas.bf16" : simd16::arithmetic_id(problem_.activation); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override {
-    const int64_t heads = prompt_.kv_head != nullptr ? problem_.num_kv_heads * kSimd16MaxHeads : problem_.num_q_heads;  // an operand has 8 rows, whatever the number of heads
-    return Scratch::size(static_cast<size_t>(std::min(max_rows, kDecodeRows) * heads * kDecodeShares * kSimd16Part) * sizeof(float));
+    const int64_t heads = matrix_units_.kv_head != nullptr ? problem_.num_kv_heads * kSimd16MaxHeads : problem_.num_q_heads;  // an operand has 8 rows, whatever the number of heads
+    return Scratch::size(static_cast<size_t>(std::min(max_rows, kDecodeRows) * heads * kAttentionShares * kSimd16Part) * sizeof(float));
   }
 
   /// Rows of a prompt are many: a group computes one whole. Decode rows are few: groups share its keys.
@@ -67,21 +67,21 @@ class Simd16Attention final : public ops::Attention::Kernel {
     const auto num_q_heads = static_cast<int32_t>(problem_.num_q_heads);
     for (const RowSegment& segment : segments_of(rows, 0, rows.num_rows)) {
       const bool decode = segment.kind == ops::RowKind::kDecode;
-      if (!decode && prompt_.kv_head != nullptr) continue;
+      if (!decode && matrix_units_.kv_head != nullptr) continue;
       const int64_t step = decode ? kDecodeRows : segment.count;
       for (int64_t first = segment.first; first < segment.first + segment.count; first += step) {
-        const auto count = static_cast<size_t>(std::min(step, segment.first + segment.count - first)), num_shares = static_cast<size_t>(decode ? kDecodeShares : 1);
+        const auto count = static_cast<size_t>(std::min(step, segment.first + segment.count - first)), num_shares = static_cast<size_t>(decode ? kAttentionShares : 1);
         const Place shares = decode ? place_of(launch.workspace) : Place{};
         stream.launch(shares_, {{count, static_cast<size_t>(problem_.num_kv_heads), num_shares}, {items_, 1, 1}}, static_cast<int32_t>(first), num_q_heads,
                       static_cast<int32_t>(problem_.num_kv_heads), first_index, query, gate, out.data, place_in(*first_heads_, 0), rows.run_table, rows.row_runs, rows.indices,
                       rows.slots.block_tables, row_stride(rows.slots.block_tables), kv.k, kv.v, kv.k_scale, kv.v_scale, shares, place_in(*arrivals_, 0));
       }
     }
-    if (prompt_.kv_head == nullptr) return;
+    if (matrix_units_.kv_head == nullptr) return;
     for (const ops::RowRun& run : rows.runs)
       if (run.kind == ops::RowKind::kPrompt)
-        stream.launch(prompt_.attention, {{static_cast<size_t>(num_q_heads), groups_for(run.num_rows, kPromptRows), 1}, {16, 1, 1}}, run.first_row, run.num_rows, num_q_heads,
-                      static_cast<int32_t>(problem_.num_kv_heads), first_index, query, gate, out.data, place_in(*prompt_.kv_head, 0), rows.run_table, rows.row_runs, rows.indices,
+        stream.launch(matrix_units_.attention, {{static_cast<size_t>(num_q_heads), groups_for(run.num_rows, kPromptRows), 1}, {16, 1, 1}}, run.first_row, run.num_rows, num_q_heads,
+                      static_cast<int32_t>(problem_.num_kv_heads), first_index, query, gate, out.data, place_in(*matrix_units_.kv_head, 0), rows.run_table, rows.row_runs, rows.indices,
                       rows.slots.block_tables, row_stride(rows.slots.block_tables), kv.k, kv.v, kv.k_scale, kv.v_scale);
   }
 
@@ -91,7 +91,7 @@ class Simd16Attention final : public ops::Attention::Kernel {
   size_t items_;
   std::unique_ptr<ops::Buffer> first_heads_;  // i32 [num_kv_heads + 1]
   std::unique_ptr<ops::Buffer> arrivals_;     // i32 [kDecodeRows, num_kv_heads], zeros between launches
-  MatrixUnits prompt_;                           // of opencl.dpas
+  MatrixUnits matrix_units_;                  // of opencl.dpas
 };
 
 /// The first query head of each kv head, and the number of all; empty where those of a kv head do not follow each other.
@@ -103,15 +103,15 @@ std::vector<int32_t> first_heads_of(const ops::Attention::Problem& problem) {
   return first;
 }
 
-Result<std::unique_ptr<ops::Attention::Kernel>> make_on_sub_groups(const ops::Attention::Problem& problem, Device& d, Simd16Attention::MatrixUnits prompt) {
-  const bool on_matrix_units = prompt.kv_head != nullptr;
-  Function shares = prompt.decode;
+Result<std::unique_ptr<ops::Attention::Kernel>> make_on_sub_groups(const ops::Attention::Problem& problem, Device& d, Simd16Attention::MatrixUnits matrix_units) {
+  const bool on_matrix_units = matrix_units.kv_head != nullptr;
+  Function shares = matrix_units.decode;
   if (!on_matrix_units) {
     ASSIGN_OR_RETURN(shares, d.function("attention_simd16", "attention_shares", simd16::definitions(d, kv_definitions(problem.activation, problem.kv))));
   }
   ASSIGN_OR_RETURN(auto first_heads, d.upload(first_heads_of(problem), "the attention's head map"));
   ASSIGN_OR_RETURN(auto arrivals, d.upload(std::vector<int32_t>(static_cast<size_t>(kDecodeRows * problem.num_kv_heads)), "the attention's counters"));
-  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<Simd16Attention>(problem, shares, on_matrix_units ? kDecodeItems : kSimd16Items, std::move(first_heads), std::move(arrivals), std::move(prompt)));
+  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<Simd16Attention>(problem, shares, on_matrix_units ? kDecodeItems : kSimd16Items, std::move(first_heads), std::move(arrivals), std::move(matrix_units)));
 }
 
 }  // namespace
@@ -157,12 +157,12 @@ Result<std::unique_ptr<ops::Attention::Kernel>> dpas::make(const ops::Attention:
   if (problem.kv == DType::kE4M3) {
     ASSIGN_OR_RETURN(scaled, d.flushes_half_subnormals());
   }
-  Simd16Attention::MatrixUnits prompt;
+  Simd16Attention::MatrixUnits matrix_units;
   const std::string of_device = simd16::definitions(d, kv_definitions(problem.activation, problem.kv) + (scaled ? " -DSCALED_OPERANDS" : ""));
-  ASSIGN_OR_RETURN(prompt.attention, d.function("attention_dpas", "attention_prompt", of_device));
-  ASSIGN_OR_RETURN(prompt.decode, d.function("attention_dpas", "attention_decode", of_device));
-  ASSIGN_OR_RETURN(prompt.kv_head, d.upload(problem.kv_head, "the attention's head map"));
-  return make_on_sub_groups(problem, d, std::move(prompt));
+  ASSIGN_OR_RETURN(matrix_units.attention, d.function("attention_dpas", "attention_prompt", of_device));
+  ASSIGN_OR_RETURN(matrix_units.decode, d.function("attention_dpas", "attention_decode", of_device));
+  ASSIGN_OR_RETURN(matrix_units.kv_head, d.upload(problem.kv_head, "the attention's head map"));
+  return make_on_sub_groups(problem, d, std::move(matrix_units));
 }
 
 }  // namespace quern::opencl

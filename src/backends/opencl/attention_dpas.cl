@@ -5,6 +5,7 @@
 #include "backends/opencl/numeric.clh"
 #include "backends/opencl/step.clh"
 #include "backends/opencl/kv.clh"
+#include "backends/opencl/attention.clh"
 #include "backends/opencl/xe2.clh"
 #include "backends/opencl/lanes.clh"
 
@@ -123,21 +124,8 @@ void take_turn(int first, int read_first, int last_index, const __private int* i
 
 // A group per query head (axis 0) and 8 rows of the run of `num_rows` rows from first_row on (axis 1). kv_heads i32 [num_q_heads].
 SUB_GROUP __attribute__((reqd_work_group_size(16, 1, 1))) __kernel void attention_prompt(
-    int first_row, int num_rows, int num_q_heads, int num_kv_heads, int first_index, PLACE(const ushort, query_rows), PLACE(const ushort, gate), PLACE(ushort, out),
-    PLACE(const int, kv_heads), PLACE(const run_t, runs), PLACE(const int, row_runs), PLACE(const int, indices), PLACE(const int, block_tables), int block_tables_stride,
-    PLACE(const kv_t, cache_k), PLACE(const kv_t, cache_v), PLACE(const float, k_scale), PLACE(const float, v_scale)) {
-  FIND(const ushort, query_rows);
-  FIND(const ushort, gate);
-  FIND(ushort, out);
-  FIND(const int, kv_heads);
-  FIND(const run_t, runs);
-  FIND(const int, row_runs);
-  FIND(const int, indices);
-  FIND(const int, block_tables);
-  FIND(const kv_t, cache_k);
-  FIND(const kv_t, cache_v);
-  FIND(const float, k_scale);
-  FIND(const float, v_scale);
+    int first_row, int num_rows, int num_q_heads, int num_kv_heads, int first_index, ATTENTION_PARAMETERS(ushort, kv_heads)) {
+  FIND_ATTENTION(ushort, kv_heads);
   EMULATION_MEMORY(16);
   __local ushort query[STEPS][16][ROWS];
   const int lane = (int)get_sub_group_local_id(), head = (int)get_group_id(0), kv_head = kv_heads[head];
@@ -195,21 +183,8 @@ SUB_GROUP __attribute__((reqd_work_group_size(16, 1, 1))) __kernel void attentio
 #endif
 float factor_to(float largest, float most) { return exp2(largest - (most == -INFINITY ? 0.0f : most)); }
 SUB_GROUP __attribute__((reqd_work_group_size(16 * SPLITS, 1, 1))) __kernel void attention_decode(
-    int first_row, int num_q_heads, int num_kv_heads, int first_index, PLACE(const ushort, query_rows), PLACE(const ushort, gate), PLACE(ushort, out), PLACE(const int, first_heads),
-    PLACE(const run_t, runs), PLACE(const int, row_runs), PLACE(const int, indices), PLACE(const int, block_tables), int block_tables_stride, PLACE(const kv_t, cache_k),
-    PLACE(const kv_t, cache_v), PLACE(const float, k_scale), PLACE(const float, v_scale), PLACE(float, shares), PLACE(atomic_int, arrivals)) {
-  FIND(const ushort, query_rows);
-  FIND(const ushort, gate);
-  FIND(ushort, out);
-  FIND(const int, first_heads);
-  FIND(const run_t, runs);
-  FIND(const int, row_runs);
-  FIND(const int, indices);
-  FIND(const int, block_tables);
-  FIND(const kv_t, cache_k);
-  FIND(const kv_t, cache_v);
-  FIND(const float, k_scale);
-  FIND(const float, v_scale);
+    int first_row, int num_q_heads, int num_kv_heads, int first_index, ATTENTION_PARAMETERS(ushort, first_heads), PLACE(float, shares), PLACE(atomic_int, arrivals)) {
+  FIND_ATTENTION(ushort, first_heads);
   FIND(float, shares);
   FIND(atomic_int, arrivals);
   EMULATION_MEMORY(16 * SPLITS);

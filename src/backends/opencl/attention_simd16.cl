@@ -4,6 +4,7 @@
 #include "backends/opencl/numeric.clh"
 #include "backends/opencl/step.clh"
 #include "backends/opencl/kv.clh"
+#include "backends/opencl/attention.clh"
 #include "backends/opencl/lanes.clh"
 
 #define D 256
@@ -51,21 +52,8 @@ float merged(const __global float* from, int num_shares, int item) {
 // group writes out, otherwise `shares` f32 [rows, num_q_heads, n, PART], and the last one of a row and kv head to come, which `arrivals` [rows, num_kv_heads] counts from zero
 // to zero, merges them. first_head i32 [num_kv_heads + 1] names the query heads of each kv head, which are consecutive.
 __attribute__((intel_reqd_sub_group_size(16))) __attribute__((reqd_work_group_size(ITEMS, 1, 1))) __kernel void attention_shares(
-    int first_row, int num_q_heads, int num_kv_heads, int first_index, PLACE(const activation_t, query_rows), PLACE(const activation_t, gate), PLACE(activation_t, out),
-    PLACE(const int, first_heads), PLACE(const run_t, runs), PLACE(const int, row_runs), PLACE(const int, indices), PLACE(const int, block_tables), int block_tables_stride,
-    PLACE(const kv_t, cache_k), PLACE(const kv_t, cache_v), PLACE(const float, k_scale), PLACE(const float, v_scale), PLACE(float, shares), PLACE(atomic_int, arrivals)) {
-  FIND(const activation_t, query_rows);
-  FIND(const activation_t, gate);
-  FIND(activation_t, out);
-  FIND(const int, first_heads);
-  FIND(const run_t, runs);
-  FIND(const int, row_runs);
-  FIND(const int, indices);
-  FIND(const int, block_tables);
-  FIND(const kv_t, cache_k);
-  FIND(const kv_t, cache_v);
-  FIND(const float, k_scale);
-  FIND(const float, v_scale);
+    int first_row, int num_q_heads, int num_kv_heads, int first_index, ATTENTION_PARAMETERS(activation_t, first_heads), PLACE(float, shares), PLACE(atomic_int, arrivals)) {
+  FIND_ATTENTION(activation_t, first_heads);
   FIND(float, shares);
   FIND(atomic_int, arrivals);
   __local float scores[MAX_HEADS][KV_SPLIT], query[MAX_HEADS][D], shared[ITEMS];

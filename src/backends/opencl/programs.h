@@ -15,7 +15,7 @@ namespace quern::opencl {
 inline constexpr int32_t kGdnShortRun = 8;
 
 /// Groups that share the keys of a decode row, at most, and the sub-groups of one in attention_dpas.cl (SPLITS) with the keys of their turns (KEYS).
-inline constexpr int kDecodeShares = 16, kDecodeSplits = 4, kDecodeKeys = 32;
+inline constexpr int kAttentionShares = 16, kAttentionSplits = 4, kAttentionKeys = 32;
 
 struct DeclaredKernel {
   std::string_view name;
@@ -83,7 +83,7 @@ Result<RowPass> gdn_row_pass(std::string_view ring, bool with_keys);
 /// Issue slots that a sub-group of attention_decode (attention_dpas.cl) takes for a row and kv head, the last one to come, which merges what all groups have found.
 struct AttentionPass {
   double slots = 0;            // beside the loops
-  double slots_per_turn = 0;   // of kDecodeKeys keys
+  double slots_per_turn = 0;   // of kAttentionKeys keys
   double slots_per_group = 0;  // that has keys
 };
 /// `cache`: "BF16" or "E4M3". Errors as above.
