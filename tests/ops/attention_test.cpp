@@ -124,6 +124,15 @@ struct AttnInCase {
                          (cache.dtype == DType::kE4M3 ? Bed::get(scale, head) : 1.0f));
     return result;
   }
+  /// A row at its own position is what the reference says, in the cache to within `cache_bound`.
+  void expect_near(int64_t row, double cache_bound) {
+    const auto position = static_cast<int>(row);
+    const auto [q_of_row, gate_of_row, key, value] = reference(row, {position, position, position});
+    EXPECT_LT(relative_rms(Bed::values(query.at(row)), q_of_row), 8e-3);
+    EXPECT_LT(relative_rms(Bed::values(gate.at(row)), gate_of_row), 8e-3);
+    EXPECT_LT(relative_rms(cached(key_cache, k_scale, row), key), cache_bound);
+    EXPECT_LT(relative_rms(cached(value_cache, v_scale, row), value), cache_bound);
+  }
 };
 
 TEST(AttnIn, ProjectsNormsRotatesAndWritesTheCacheInEveryDtype) {
@@ -156,14 +165,7 @@ TEST(AttnIn, OfWholeBlocksProjectsRowsOfBothKinds) {
       SCOPED_TRACE(fmt::format("{} cache, {} {} rows", dtype_name(kv), n, kind == RowKind::kPrompt ? "prompt" : "decode"));
       AttnInCase c(DType::kBF16, kv, 2, 256);
       c.run(0, n, {}, kind);
-      for (const int64_t row : {int64_t{0}, n / 2, n - 1}) {
-        const auto position = static_cast<int>(row);
-        const auto [query, gate, key, value] = c.reference(row, {position, position, position});
-        EXPECT_LT(relative_rms(Bed::values(c.query.at(row)), query), 8e-3);
-        EXPECT_LT(relative_rms(Bed::values(c.gate.at(row)), gate), 8e-3);
-        EXPECT_LT(relative_rms(c.cached(c.key_cache, c.k_scale, row), key), kv == DType::kE4M3 ? 4e-2 : 8e-3);
-        EXPECT_LT(relative_rms(c.cached(c.value_cache, c.v_scale, row), value), kv == DType::kE4M3 ? 4e-2 : 8e-3);
-      }
+      for (const int64_t row : {int64_t{0}, n / 2, n - 1}) c.expect_near(row, kv == DType::kE4M3 ? 4e-2 : 8e-3);
     }
 }
 
@@ -200,14 +202,7 @@ TEST(AttnIn, OfOneSchemeProjectsRowsOfBothKinds) {
       SCOPED_TRACE(fmt::format("{}, {} {} rows", weight_scheme_name(scheme), n, kind == RowKind::kPrompt ? "prompt" : "decode"));
       AttnInCase c(DType::kBF16, DType::kBF16, 2, {.hidden = 256, .schemes = {scheme, scheme, scheme}});
       c.run(0, n, {}, kind);
-      for (const int64_t row : {int64_t{0}, n / 2, n - 1}) {
-        const auto position = static_cast<int>(row);
-        const auto [query, gate, key, value] = c.reference(row, {position, position, position});
-        EXPECT_LT(relative_rms(Bed::values(c.query.at(row)), query), 8e-3);
-        EXPECT_LT(relative_rms(Bed::values(c.gate.at(row)), gate), 8e-3);
-        EXPECT_LT(relative_rms(c.cached(c.key_cache, c.k_scale, row), key), 8e-3);
-        EXPECT_LT(relative_rms(c.cached(c.value_cache, c.v_scale, row), value), 8e-3);
-      }
+      for (const int64_t row : {int64_t{0}, n / 2, n - 1}) c.expect_near(row, 8e-3);
     }
 }
 
