@@ -64,8 +64,8 @@ Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const De
     if (options.num_threads < 0) return invalid_argument("{} threads: a positive number, or 0 for one per core", options.num_threads);
     return std::unique_ptr<ops::Device>(std::make_unique<cpu::Device>(options.num_threads, options.records, options.num_sharing));
   }
-  if (platform == "cuda") {
-    auto device = cuda::Device::open(ordinal, {.quantizes_activations = options.quantizes_activations, .inspectable = options.inspectable});
+  if (platform == "cuda" || platform == "cuda-emulated") {
+    auto device = cuda::Device::open(ordinal, {.quantizes_activations = options.quantizes_activations, .inspectable = options.inspectable, .emulates_workstation = platform == "cuda-emulated"});
     if (!device) return make_error(device.error().code, "device '{}': {}; --device cpu works", name, device.error().message);
     return std::unique_ptr<ops::Device>(std::move(*device));
   }

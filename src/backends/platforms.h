@@ -28,7 +28,8 @@ struct DeviceOptions {
   bool inspectable = false;  // for tests: TensorView::data() is readable on the host, and a launch has ended when enqueue returns
 };
 
-/// Opens one device by name: "cpu" or "cpu:N" (a group of threads with memory of its own), "cuda:0", "opencl:0", "opencl-emulated:0" (for tests: kernels for Xe2 with its matrix units spelled out). Errors say what is missing (driver, card, build) and what would work.
+/// Opens one device by name: "cpu" or "cpu:N" (a group of threads with memory of its own), "cuda:0", "opencl:0", "opencl-emulated:0" (for tests: kernels for Xe2 with its matrix units spelled out), "cuda-emulated:0" (for tests: a newer GPU taken for
+/// one of sm_89). Errors say what is missing (driver, card, build) and what would work.
 Result<std::unique_ptr<ops::Device>> open_device(std::string_view name, const DeviceOptions& options);
 
 /// A device that exists in numbers only: it counts what it would allocate, and kernels made for it say how much memory they want. Nothing can be enqueued or packed. Of a CPU

@@ -12,7 +12,7 @@ namespace {
 bool is_cpu(std::string_view name) { return name == "cpu" || name.starts_with("cpu:"); }
 
 /// Whether devices of this name are numbered.
-bool is_platform(std::string_view name) { return name == "cpu" || name == "cuda" || name == "opencl" || name == "opencl-emulated"; }
+bool is_platform(std::string_view name) { return name == "cpu" || name == "cuda" || name == "opencl" || name == "opencl-emulated" || name == "cuda-emulated"; }
 
 std::vector<std::string> split(std::string_view list) {
   std::vector<std::string> names;

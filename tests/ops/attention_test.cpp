@@ -416,6 +416,29 @@ TEST(Attention, OfTheModelsHeadsGivesARowTheSameBitsHoweverManySequencesDecode) 
     }
 }
 
+/// A fault shows, of a key in every element of a row, of a value in its own: kernels that widen codes by their bits alone would make numbers of them.
+TEST(Attention, OnNvidiaGpusPassesOnWhatIsNoNumber) {
+  if (platform_under_test() != "cuda") GTEST_SKIP() << "about kernels of CUDA";
+  for (const DType kv : {DType::kBF16, DType::kE4M3})
+    for (const RowKind kind : {RowKind::kDecode, RowKind::kPrompt})
+      for (const int64_t index : {3, 40}) {
+        SCOPED_TRACE(fmt::format("{} cache, {} rows, key {}", dtype_name(kv), kind == RowKind::kPrompt ? "prompt" : "decode", index));
+        AttentionCase c(DType::kBF16, kv, 2, true);
+        for (const bool keys : {true, false}) {
+          const TensorView& cache = keys ? c.kv.k : c.kv.v;
+          const int64_t at = kv_offset(c.slots, c.slot, index, 1, c.nkv, c.d) + 77;
+          const float before = Bed::get(cache, at);
+          Bed::set(cache, at, std::nanf(""));
+          const std::vector<float> out = Bed::values(c.run(60, 8, 0, kind));
+          Bed::set(cache, at, before);
+          for (int64_t row = 0; row < 8; ++row)
+            for (int64_t head = 0; head < c.nq; ++head)
+              for (const int64_t i : {int64_t{0}, int64_t{77}, int64_t{200}})
+                EXPECT_EQ(std::isnan(out[static_cast<size_t>((row * c.nq + head) * c.d + i)]), head >= 6 && (keys || i == 77)) << (keys ? "key, " : "value, ") << row << " " << head << " " << i;
+        }
+      }
+}
+
 TEST(Attention, OfTheModelsHeadsReadsNothingForRowsOfPadding) {
   for (const DType kv : {DType::kBF16, DType::kE4M3})
     for (const auto& [first, n, first_index] : {std::tuple{int64_t{510}, int64_t{2}, 0}, {63, 1, 0}, {1022, 3, 1}, {700, 0, 0}}) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "backends/cuda/attention_args.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/device_code.h"
 #include "ops/bed.h"
@@ -66,6 +67,28 @@ TEST(CudaDeviceCode, IsAnElfImageForEveryUnitOrAReason) {
     const unsigned char magic[] = {0x50, 0xed, 0x55, 0xba};  // of a container with code for several architectures
     EXPECT_TRUE(std::equal(std::begin(magic), std::end(magic), reinterpret_cast<const unsigned char*>(code.image.data()))) << code.unit;
   }
+}
+
+/// cuda-emulated:N: a newer GPU that passes for sm_89.
+TEST(CudaEmulation, RunsTheCodeOfAWorkstationCardInTheMemoryOfOneOrSaysWhatIsMissing) {
+  const auto opened = cuda::Device::open(0, {.emulates_workstation = true});
+  if (!opened) GTEST_SKIP() << opened.error().message;
+  cuda::Device& device = **opened;
+  EXPECT_EQ(device.traits().architecture, 89);
+  EXPECT_THAT(device.traits().name, ::testing::HasSubstr("emulating sm_89"));
+  EXPECT_EQ(device.max_shared_bytes(), 99 << 10);
+  EXPECT_EQ(device.blocks_by_shared_bytes(49 << 10), 2);
+  EXPECT_EQ(device.blocks_by_shared_bytes((49 << 10) + 1), 1);
+  const auto found = device.function<cuda::AttentionArgs>("attention_mma", "attention_prompt_bf16", cuda::kPromptSharedBytes);
+  if (std::getenv("CUDA_FORCE_PTX_JIT") == nullptr) {
+    ASSERT_FALSE(found.has_value());
+    EXPECT_THAT(found.error().message, ::testing::HasSubstr("CUDA_FORCE_PTX_JIT=1"));
+    return;
+  }
+  EXPECT_OK(found);
+  const auto large = device.function<cuda::AttentionArgs>("attention_mma", "attention_prompt_bf16", 100 << 10);
+  ASSERT_FALSE(large.has_value());
+  EXPECT_THAT(large.error().message, ::testing::HasSubstr("shared memory"));
 }
 
 class CudaDevice : public ::testing::Test {

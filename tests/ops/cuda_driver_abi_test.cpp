@@ -23,9 +23,10 @@ static_assert(same<kSuccess, CUDA_SUCCESS> && same<kOutOfMemory, CUDA_ERROR_OUT_
 static_assert(same<kAttributeNumSms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT> && same<kAttributeMemoryClockKhz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE> &&
               same<kAttributeMemoryBusBits, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH> && same<kAttributeL2Bytes, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE> &&
               same<kAttributeComputeMajor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR> && same<kAttributeComputeMinor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR> &&
-              same<kAttributeMaxSharedBytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN>);
+              same<kAttributeMaxSharedBytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN> &&
+              same<kAttributeSharedBytesPerSm, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR>);
 static_assert(same<kFunctionNumRegisters, CU_FUNC_ATTRIBUTE_NUM_REGS> && same<kFunctionLocalBytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES> &&
-              same<kFunctionMaxDynamicSharedBytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES> &&
+              same<kFunctionPtxVersion, CU_FUNC_ATTRIBUTE_PTX_VERSION> && same<kFunctionMaxDynamicSharedBytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES> &&
               same<kFunctionNonPortableClusters, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED>);
 static_assert(same<kStreamNonBlocking, CU_STREAM_NON_BLOCKING> && same<kEventDisableTiming, CU_EVENT_DISABLE_TIMING> && same<kHostPortable, CU_MEMHOSTALLOC_PORTABLE> &&
               same<kHostDeviceMapped, CU_MEMHOSTALLOC_DEVICEMAP> && same<kCaptureThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL>);

@@ -59,8 +59,8 @@ TEST(Plan, ActivationsThatStayFloatTakeNoKernelForQuantisedOnes) {
   }
 }
 
-/// Whatever card and scheme: linear layers are on matrix units.
-TEST(Plan, LeavesNoLinearLayerToPlainKernelsOnAnyNvidiaCard) {
+/// Whatever card and scheme: linear layers, attention and gdn_mix are on matrix units.
+TEST(Plan, LeavesNoLayerToPlainKernelsOnAnyNvidiaCard) {
   constexpr std::string_view kLinears[] = {"attn_in", "gdn_in", "mlp_in", "out_residual", "down_residual", "mtp_in", "head"};
   struct Case {
     const char* config;
@@ -88,6 +88,10 @@ TEST(Plan, LeavesNoLinearLayerToPlainKernelsOnAnyNvidiaCard) {
             const bool fp8 = choice.problem.find("fp8") != std::string::npos, w8a8 = fp8 && c.quantize_activations && traits.fp8_matrix;
             const std::string_view expected = traits.architecture == 90 && (w8a8 || !fp8) ? "cuda.sm90" : w8a8 ? "cuda.mma.e4m3" : "cuda.mma";
             EXPECT_EQ(choice.candidate, expected) << choice.op << " " << choice.problem;
+          } else if (choice.op == "attention") {
+            EXPECT_EQ(choice.candidate, traits.architecture == 90 ? "cuda.sm90" : "cuda.mma") << choice.problem;
+          } else if (choice.op == "gdn_mix") {
+            EXPECT_EQ(choice.candidate, "cuda.mma.chunked") << choice.problem;
           }
       }
 }

@@ -11,7 +11,7 @@
 // Linear layers of Qwen3.6-27B in block FP8 on one NVIDIA GPU: each alone and in sequence, decode and prompt rows, beside the read rate measured in the same run.
 // Then attention, gdn_mix and the sampler. Weights are random and of several layers, more than the L2 cache holds. Times are medians of events around recorded launches.
 //
-//   bench_cuda [--only linears,mixers,gdn_mix,attention,sample] [--rows N,N,...] [--kernel OP=CANDIDATE]... [results.json]
+//   bench_cuda [--only linears,mixers,gdn_mix,attention,sample] [--rows N,N,...] [--kernel OP=CANDIDATE]... [--device NAME] [results.json]
 
 namespace quern {
 namespace {
@@ -140,8 +140,9 @@ void bench_linears(Bench& bench, const Selection& selection, double read_limit, 
   }
 }
 
-int run(const char* file, const Selection& selection, const ops::SelectionRules& rules) {
-  auto device = backends::open_device("cuda", {});
+int run(const char* file, std::string_view device_name, const Selection& selection, const ops::SelectionRules& rules) {
+  auto device = backends::open_device(device_name, {});
+  if (device && (*device)->traits().platform != ops::Platform::kCuda) device = invalid_argument("{} is no NVIDIA GPU", device_name);
   if (!device) {
     fmt::print(stderr, "{}\n", device.error().message);
     return 1;
@@ -177,6 +178,7 @@ int run(const char* file, const Selection& selection, const ops::SelectionRules&
 
 int main(int argc, char** argv) {
   const char* file = nullptr;
+  std::string_view device = "cuda";
   quern::Selection selection;
   quern::ops::SelectionRules rules;
   const auto words = [](std::string_view list) {
@@ -206,6 +208,8 @@ int main(int argc, char** argv) {
       for (const std::string& op : selection.ops) understood = understood && (op == "linears" || op == "gdn_mix" || op == "attention" || op == "sample");
     } else if (argument == "--rows") {
       for (const std::string& word : words(value)) selection.rows.push_back(std::atoi(word.c_str()));
+    } else if (argument == "--device" && !value.empty()) {
+      device = value;
     } else if (argument == "--kernel" && equals != std::string_view::npos) {
       rules.forced.emplace(value.substr(0, equals), value.substr(equals + 1));
     } else {
@@ -213,8 +217,8 @@ int main(int argc, char** argv) {
     }
   }
   if (!understood) {
-    fmt::print(stderr, "usage: bench_cuda [--only linears,mixers,gdn_mix,attention,sample] [--rows N,N,...] [--kernel OP=CANDIDATE]... [results.json]\n");
+    fmt::print(stderr, "usage: bench_cuda [--only linears,mixers,gdn_mix,attention,sample] [--rows N,N,...] [--kernel OP=CANDIDATE]... [--device NAME] [results.json]\n");
     return 2;
   }
-  return quern::run(file, selection, rules);
+  return quern::run(file, device, selection, rules);
 }

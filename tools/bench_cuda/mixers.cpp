@@ -108,6 +108,8 @@ class Mixers {
     const auto of_codes = make<ops::Attention>(bench_, rules_, problem, results_);
     for (const auto& [runs, rows, context, spread] : {std::tuple{1, 1, 1024, 0}, {64, 1, 1024, 0}, {256, 1, 1024, 0}, {256, 1, 1024, 1024}, {1, 1, 131072 - 64, 0}})
       if (selection_.has(runs)) attend(*of_codes, DType::kE4M3, runs, rows, context, spread, ops::RowKind::kDecode);
+    for (const int rows : {512, 8192})
+      if (selection_.has(rows)) attend(*of_codes, DType::kE4M3, 1, rows, 0, 0, ops::RowKind::kPrompt);
   }
 
   void sample() {

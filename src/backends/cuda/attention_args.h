@@ -69,12 +69,13 @@ struct AttentionPromptArgs {
   TensorMap k, v;  // of a bf16 cache: [4 images of 64 columns, num_blocks * num_kv_heads * 64 rows, 64]; a box is all images of 64 rows
 };
 
-/// Dynamic shared memory of attention_prompt in attention_mma.cu, and the rows of a prompt tile.
-inline constexpr int kPromptSharedBytes = 192 << 10, kPromptTileRows = 128;
-/// Dynamic shared memory of the kernels in attention_decode.cu, for jobs of 8 and 24 rows and heads; how many of their blocks fit a multiprocessor of sm_90; and how many heads they take.
-inline constexpr int kDecodeSharedBytes1 = 106 << 10, kDecodeSharedBytesOfCodes1 = 72 << 10, kDecodeSharedBytes3 = 113 << 10;
-constexpr int decode_shared_bytes(int columns, bool codes) { return columns > 8 ? kDecodeSharedBytes3 : codes ? kDecodeSharedBytesOfCodes1 : kDecodeSharedBytes1; }
-constexpr int decode_blocks(int columns, bool codes) { return columns == 8 && codes ? 3 : 2; }
+/// Dynamic shared memory of the kernels in attention_mma.cu, and the rows of a prompt tile.
+inline constexpr int kPromptSharedBytes = 96 << 10, kPromptTileRows = 128;
+/// The kernels in attention_decode.cu, for jobs of 8 and 24 rows and heads: slices of 4 KB of each of the four warps' rings, dynamic shared memory, and how many blocks fit a multiprocessor of sm_90a, in whose code (`hopper`)
+/// rings are longer. In all other code two blocks fit one of sm_80, and one those that have 100 KB.
+constexpr int decode_ring_slices(int columns, bool codes, bool hopper) { return hopper && (columns > 8 || !codes) ? 6 : 4; }
+constexpr int decode_shared_bytes(int columns, bool codes, bool hopper) { return decode_ring_slices(columns, codes, hopper) * (16 << 10) + ((columns > 8 ? 17 : codes ? 8 : 10) << 10); }
+constexpr int decode_blocks(int columns, bool codes, bool hopper) { return hopper && columns == 8 && codes ? 3 : 2; }
 inline constexpr int64_t kMaxDecodeHeads = 128;
 inline constexpr int kPromptSharedBytes90 = (224 << 10) + 128;  // of attention_prompt_sm90.cu
 

@@ -14,6 +14,11 @@ namespace quern::cuda {
 
 namespace {
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr bool kHopper = true;
+#else
+constexpr bool kHopper = false;
+#endif
 constexpr int kTilesPerPart = static_cast<int>(kKvSplit) / kKeys;
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kWarpKeys = kKeys / kWarps, kWarpDims = kDim / kWarps;
@@ -93,7 +98,7 @@ struct Heads {
 
 template <int kColumns, bool kCodes>
 struct Shared {
-  static constexpr int kRingSlices = kColumns == 8 && kCodes ? 4 : 6;  // so that as many blocks as attention_args.h says fit a multiprocessor
+  static constexpr int kRingSlices = decode_ring_slices(kColumns, kCodes, kHopper);
   unsigned char ring[kWarps][kRingSlices][kSliceBytes];
   unsigned char q[kColumns * kDim * 2];
   unsigned char p[kColumns * kKeys * 2];
@@ -909,10 +914,12 @@ __device__ void merge(const AttentionArgs& args) {
 
 }  // namespace
 
-static_assert(sizeof(Shared<8, false>) <= kDecodeSharedBytes1 && sizeof(Shared<8, true>) <= kDecodeSharedBytesOfCodes1 && sizeof(Shared<24, false>) <= kDecodeSharedBytes3);
+template <int kColumns, bool kCodes>
+constexpr bool fits = sizeof(Shared<kColumns, kCodes>) <= decode_shared_bytes(kColumns, kCodes, kHopper);
+static_assert(fits<8, false> && fits<8, true> && fits<24, false> && fits<24, true>);
 
 #define QUERN_DECODE(name, matrices, codes) \
-  extern "C" __global__ void __launch_bounds__(kThreads, decode_blocks(8 * matrices, codes)) name(const __grid_constant__ AttentionArgs args) { decode<matrices, codes>(args); }
+  extern "C" __global__ void __launch_bounds__(kThreads, decode_blocks(8 * matrices, codes, kHopper)) name(const __grid_constant__ AttentionArgs args) { decode<matrices, codes>(args); }
 QUERN_DECODE(attention_decode_1_bf16, 1, false)
 QUERN_DECODE(attention_decode_3_bf16, 3, false)
 QUERN_DECODE(attention_decode_1_e4m3, 1, true)

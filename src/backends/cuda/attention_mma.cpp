@@ -15,8 +15,12 @@ constexpr unsigned kThreadsDecode = 128;      // of attention_decode.cu
 constexpr unsigned kThreads90 = 384;          // of attention_prompt_sm90.cu
 constexpr int64_t kHeadDim = 256;
 constexpr int64_t kMaxGroup = 16;             // query heads of a kv head
-constexpr int64_t kFewLanes = 8, kManyLanes = 24;  // rows and query heads of a job of attention_decode.cu
+constexpr int kFewLanes = 8, kManyLanes = 24;  // rows and query heads of a job of attention_decode.cu
 constexpr size_t kPartsBytes = size_t{256} << 20;  // where the parts of decode rows meet that several blocks have: of the 27B model 5.5 million tokens, 1.3 with verifies of 4 rows; beyond, blocks take whole jobs
+
+// Code that is not sm_90a's alone fits the 99 KB that every card from sm_80 on gives a block.
+constexpr int kLeastSharedBytes = 99 << 10;
+static_assert(kPromptSharedBytes <= kLeastSharedBytes && decode_shared_bytes(kFewLanes, false, false) <= kLeastSharedBytes && decode_shared_bytes(kManyLanes, false, false) <= kLeastSharedBytes);
 
 /// How attention_prompt_sm90.cu reads keys or values, bf16 [num_blocks, num_kv_heads, 64, 256]: a block of 64 rows as images of 64 columns.
 TensorMap cache_map(Stream& stream, const ops::TensorView& cache) {
@@ -53,7 +57,8 @@ class AttentionKernel final : public ops::Attention::Kernel {
     Function<AttentionArgs> decode_1, decode_3, merge_few, merge_many;
     Function<AttentionArgs> prompt;            // of attention_mma.cu, or
     Function<AttentionPromptArgs> prompt_90;  // of attention_prompt_sm90.cu
-    bool overlap = false;                      // programmatic dependent launch
+    int decode_1_blocks = 1, decode_3_blocks = 1;  // that fit a multiprocessor
+    bool code_90a = false;                     // runs machine code of sm_90a, whose launches also overlap (programmatic dependent launch)
   };
   AttentionKernel(const ops::Attention::Problem& problem, const Functions& functions, std::unique_ptr<ops::Buffer> kv_head, std::unique_ptr<ops::Buffer> heads, const Device& device)
       : problem_(problem), functions_(functions), kv_head_(std::move(kv_head)), heads_(std::move(heads)), num_sms_(device.num_sms()), l2_bytes_(device.l2_bytes()) {
@@ -77,7 +82,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
       for (const ops::RowRun& run : rows.runs)
         if (run.kind == ops::RowKind::kPrompt) tiles += plain::blocks_for(run.num_rows, kPromptTileRows);
       if (functions_.prompt_90.handle == nullptr) {
-        stream.launch(functions_.prompt, {.grid = {tiles, q_heads}, .block = {kThreads}, .shared_bytes = kPromptSharedBytes}, args);
+        stream.launch(functions_.prompt, {.grid = {q_heads, tiles}, .block = {kThreads}, .shared_bytes = kPromptSharedBytes}, args);
         return;
       }
       AttentionPromptArgs prompt{.attention = args, .k = {}, .v = {}};
@@ -93,7 +98,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
   void decode(AttentionArgs args, const Kinds& kinds, ops::Launch& launch) const {
     Stream& stream = cuda_stream(launch.stream);
     const bool small = kinds.longest_decode_run * largest_group_ <= kFewLanes, codes = problem_.kv == DType::kE4M3;
-    const int64_t columns = small ? kFewLanes : kManyLanes, blocks = decode_blocks(static_cast<int>(columns), codes) * num_sms_;
+    const int64_t columns = small ? kFewLanes : kManyLanes, blocks = (small ? functions_.decode_1_blocks : functions_.decode_3_blocks) * num_sms_;
     const int64_t rows_per_group = std::min(columns / std::max<int64_t>(largest_group_, 1), kinds.longest_decode_run);
     args.num_blocks = static_cast<int32_t>(blocks);
     args.rows_per_group = static_cast<int32_t>(rows_per_group);
@@ -111,8 +116,8 @@ class AttentionKernel final : public ops::Attention::Kernel {
     stream.launch(small ? functions_.decode_1 : functions_.decode_3,
                   {.grid = {static_cast<unsigned>(blocks)},
                    .block = {kThreadsDecode},
-                   .shared_bytes = static_cast<unsigned>(decode_shared_bytes(static_cast<int>(columns), codes)),
-                   .programmatic = functions_.overlap},
+                   .shared_bytes = static_cast<unsigned>(decode_shared_bytes(static_cast<int>(columns), codes, functions_.code_90a)),
+                   .programmatic = functions_.code_90a},
                   args);
     const auto splits = static_cast<unsigned>(std::min<int64_t>(args.num_jobs, blocks)), lanes = static_cast<unsigned>(args.lanes);
     // Few: blocks share their parts, and elements are merged apart; the bits are the same. A recorded launch serves every context, so what sequences may reach decides between a short
@@ -120,7 +125,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
     const int64_t merged_rows = int64_t{splits} * lanes;
     const bool grows_long = int64_t{args.step.block_tables_stride} * ops::kGrid >= kLongContext;
     const bool few = merged_rows <= (grows_long ? num_sms_ : num_sms_ / 2);
-    stream.launch(few ? functions_.merge_few : functions_.merge_many, {.grid = {splits, lanes, few ? 8u : 1u}, .block = {kThreads}, .programmatic = functions_.overlap}, args);
+    stream.launch(few ? functions_.merge_few : functions_.merge_many, {.grid = {splits, lanes, few ? 8u : 1u}, .block = {kThreads}, .programmatic = functions_.code_90a}, args);
   }
 
   ops::Attention::Problem problem_;
@@ -138,17 +143,23 @@ Result<std::unique_ptr<ops::Attention::Kernel>> make_kernel(const ops::Attention
   AttentionKernel::Functions functions{
       .arithmetic = hopper ? "cuda.sm90.attention.bf16" : "cuda.mma.bf16", .decode_1 = {}, .decode_3 = {}, .merge_few = {}, .merge_many = {}, .prompt = {}, .prompt_90 = {}};
   const bool codes = problem.kv == DType::kE4M3;
-  ASSIGN_OR_RETURN(functions.decode_1, gpu.function<AttentionArgs>("attention_decode", codes ? "attention_decode_1_e4m3" : "attention_decode_1_bf16", decode_shared_bytes(kFewLanes, codes)));
-  ASSIGN_OR_RETURN(functions.decode_3, gpu.function<AttentionArgs>("attention_decode", codes ? "attention_decode_3_e4m3" : "attention_decode_3_bf16", decode_shared_bytes(kManyLanes, codes)));
+  functions.code_90a = runs_code_for("90a", gpu.traits().architecture);
+  const auto decode_function = [&](const char* name, int columns, Function<AttentionArgs>& function, int& blocks) -> Result<void> {
+    const int shared_bytes = decode_shared_bytes(columns, codes, functions.code_90a);
+    ASSIGN_OR_RETURN(function, gpu.function<AttentionArgs>("attention_decode", name, shared_bytes));
+    blocks = std::clamp(gpu.blocks_by_shared_bytes(shared_bytes), 1, decode_blocks(columns, codes, functions.code_90a));
+    return {};
+  };
+  RETURN_IF_ERROR(decode_function(codes ? "attention_decode_1_e4m3" : "attention_decode_1_bf16", kFewLanes, functions.decode_1, functions.decode_1_blocks));
+  RETURN_IF_ERROR(decode_function(codes ? "attention_decode_3_e4m3" : "attention_decode_3_bf16", kManyLanes, functions.decode_3, functions.decode_3_blocks));
   ASSIGN_OR_RETURN(functions.merge_few, gpu.function<AttentionArgs>("attention_decode", "attention_merge_few"));
   ASSIGN_OR_RETURN(functions.merge_many, gpu.function<AttentionArgs>("attention_decode", "attention_merge_many"));
   if (hopper) {
     const char* name = codes ? "attention_prompt_e4m3_sm90" : "attention_prompt_bf16_sm90";
     ASSIGN_OR_RETURN(functions.prompt_90, gpu.function<AttentionPromptArgs>("attention_prompt_sm90", name, kPromptSharedBytes90));
   } else {
-    ASSIGN_OR_RETURN(functions.prompt, gpu.function<AttentionArgs>("attention_mma", "attention_prompt", kPromptSharedBytes));
+    ASSIGN_OR_RETURN(functions.prompt, gpu.function<AttentionArgs>("attention_mma", codes ? "attention_prompt_e4m3" : "attention_prompt_bf16", kPromptSharedBytes));
   }
-  functions.overlap = runs_code_for("90a", gpu.traits().architecture);
   ASSIGN_OR_RETURN(auto kv_head, gpu.upload(problem.kv_head, "the attention's head map"));
   ASSIGN_OR_RETURN(auto heads, gpu.upload(heads_by_kv_head(problem), "the attention's head lists"));
   return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, functions, std::move(kv_head), std::move(heads), gpu));
@@ -161,8 +172,6 @@ namespace mma {
 ops::Verdict accepts(const ops::Attention::Problem& problem, const ops::DeviceTraits& traits) {
   if (problem.activation != DType::kBF16) return ops::refuse("activations are {}, not bf16", dtype_name(problem.activation));
   if (problem.head_dim != kHeadDim) return ops::refuse("heads of {} elements, not {}", problem.head_dim, kHeadDim);
-  if (traits.architecture < 90) return ops::refuse("sm_{} has too little shared memory for its tiles; sm_90 has enough", traits.architecture);
-  if (traits.architecture >= 120) return ops::refuse("sm_{} has too little shared memory for its tiles; sm_90 and sm_100 have enough", traits.architecture);
   if (const int64_t heads = std::max(problem.num_q_heads, problem.num_kv_heads); heads > kMaxDecodeHeads) return ops::refuse("{} heads; up to {} are supported", heads, kMaxDecodeHeads);
   for (int64_t head = 0; head < problem.num_kv_heads; ++head)
     if (const auto group = std::count(problem.kv_head.begin(), problem.kv_head.end(), static_cast<int32_t>(head)); group > kMaxGroup)

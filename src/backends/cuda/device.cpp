@@ -11,7 +11,7 @@ namespace quern::cuda {
 
 namespace {
 
-constexpr int kOldestArchitecture = 80;
+constexpr int kOldestArchitecture = 80, kEmulatedArchitecture = 89;
 
 /// What the driver takes for an allocation: pages of 2 MiB, which it shares out among smaller ones (measured: H200, driver for CUDA 13.0, 2026-11-30).
 size_t taken_bytes(size_t size_bytes) {
@@ -151,6 +151,11 @@ Result<std::unique_ptr<Device>> Device::open(int ordinal, const DeviceOptions& o
   traits.fp8_matrix = traits.fp8_matrix && options.quantizes_activations;
   if (traits.architecture < kOldestArchitecture)
     return make_error(ErrorCode::kUnsupported, "{} is sm_{}; sm_{} and newer are supported", traits.name, traits.architecture, kOldestArchitecture);
+  if (options.emulates_workstation) {
+    if (traits.architecture <= kEmulatedArchitecture) return make_error(ErrorCode::kUnsupported, "{} is sm_{}, which emulates no sm_{}", traits.name, traits.architecture, kEmulatedArchitecture);
+    traits.name += fmt::format(", emulating sm_{}", kEmulatedArchitecture);
+    traits.architecture = kEmulatedArchitecture;
+  }
   if (!traits.device_code) return make_error(ErrorCode::kUnsupported, "{}: {}", traits.name, traits.why_no_device_code);
   ContextObject* handle = nullptr;
   if (const Status status = driver->context_retain(&handle, device); status != kSuccess)
@@ -167,9 +172,18 @@ Device::Device(std::shared_ptr<Context> context, ops::DeviceTraits traits, const
       traits_(std::move(traits)),
       options_(options),
       max_shared_bytes_(attribute(context_->driver, context_->device, kAttributeMaxSharedBytes)),
-      l2_bytes_(attribute(context_->driver, context_->device, kAttributeL2Bytes)) {}
+      shared_bytes_per_sm_(attribute(context_->driver, context_->device, kAttributeSharedBytesPerSm)),
+      l2_bytes_(attribute(context_->driver, context_->device, kAttributeL2Bytes)) {
+  if (!options.emulates_workstation) return;
+  max_shared_bytes_ = max_shared_bytes_of(traits_.architecture);
+  shared_bytes_per_sm_ = max_shared_bytes_ + kReservedSharedBytes;
+}
 
-Device::Device(ops::DeviceTraits traits) : traits_(std::move(traits)), imagined_(std::in_place), max_shared_bytes_(max_shared_bytes_of(traits_.architecture)) {}
+Device::Device(ops::DeviceTraits traits)
+    : traits_(std::move(traits)),
+      imagined_(std::in_place),
+      max_shared_bytes_(max_shared_bytes_of(traits_.architecture)),
+      shared_bytes_per_sm_(max_shared_bytes_ + kReservedSharedBytes) {}
 
 std::unique_ptr<Device> Device::imagine(ops::DeviceTraits traits) { return std::unique_ptr<Device>(new Device(std::move(traits))); }
 
@@ -273,6 +287,9 @@ Result<FunctionObject*> Device::find_function(std::string_view unit, const char*
   FunctionObject* function = nullptr;
   if (const Status status = driver.module_function(&function, module->second, name); status != kSuccess)
     return make_error(ErrorCode::kInternal, "the device code '{}' has no kernel '{}': {}", unit, name, driver.describe(status));
+  int ptx_version = 0;
+  if (options_.emulates_workstation && driver.function_attribute(&ptx_version, kFunctionPtxVersion, function) == kSuccess && ptx_version > kEmulatedArchitecture)
+    return make_error(ErrorCode::kUnsupported, "kernel '{}' is machine code of this card and not of sm_{}: an emulation needs CUDA_FORCE_PTX_JIT=1 in the environment", name, kEmulatedArchitecture);
   int local_bytes = 0;
   if (driver.function_attribute(&local_bytes, kFunctionLocalBytes, function) == kSuccess && static_cast<size_t>(local_bytes) > stack_bytes_) {
     stack_bytes_ = static_cast<size_t>(local_bytes);

@@ -18,6 +18,8 @@ namespace quern::cuda {
 
 /// The stack of a thread, for which the driver sets memory aside for as many threads as the GPU holds, by default 1 KiB each. No kernel of ours needs more than 168 bytes; where one does, the limit is raised with it.
 inline constexpr size_t kStackBytes = 256;
+/// Shared memory that a block takes of a multiprocessor beside its own (CUDA programming guide, compute capabilities 8.0 and newer).
+inline constexpr int kReservedSharedBytes = 1 << 10;
 /// What a context takes of a GPU where that cannot be asked. An H200, 2026-11-30, driver 580.159: 328.8 MiB, of which 66 are stacks.
 inline constexpr uint64_t kUsualContextBytes = uint64_t{336} << 20;
 /// Room for device code, which takes 10 MiB there once all kernels of the 27B model have run, and for recorded steps: 1 MiB for each of 350 to 410 launches, and the worker keeps 96 at most.
@@ -53,6 +55,9 @@ struct DeviceOptions {
   bool quantizes_activations = true;  // else its FP8 matrix units are hidden
   /// For tests that read and write tensors with the host's pointers: memory is host memory that the GPU maps at the same address, and every launch is awaited.
   bool inspectable = false;
+  /// For tests: a newer GPU is taken for a workstation card, sm_89 with the shared memory of one. It runs what such a card would choose, translated from the code for sm_89 by the driver, which has to be told
+  /// so (CUDA_FORCE_PTX_JIT=1 in the environment).
+  bool emulates_workstation = false;
 };
 
 /// One NVIDIA GPU, used by one worker thread.
@@ -76,6 +81,8 @@ class Device final : public ops::Device {
   [[nodiscard]] int num_sms() const { return traits_.num_cores; }
   /// Dynamic shared memory that one block may have.
   [[nodiscard]] int max_shared_bytes() const { return max_shared_bytes_; }
+  /// How many blocks with `shared_bytes` of dynamic shared memory fit a multiprocessor, as far as that goes.
+  [[nodiscard]] int blocks_by_shared_bytes(int shared_bytes) const { return shared_bytes_per_sm_ / (shared_bytes + kReservedSharedBytes); }
   [[nodiscard]] int l2_bytes() const { return l2_bytes_; }
 
   /// Kernel `name` of `unit` (a .cu file of this folder), allowed to use `shared_bytes` of dynamic shared memory. The unit is loaded at its first use.
@@ -106,7 +113,7 @@ class Device final : public ops::Device {
   ops::DeviceTraits traits_;
   DeviceOptions options_;
   std::optional<ops::CountedMemory> imagined_;  // there is no context then
-  int max_shared_bytes_ = 0, l2_bytes_ = 0;
+  int max_shared_bytes_ = 0, shared_bytes_per_sm_ = 0, l2_bytes_ = 0;
   size_t stack_bytes_ = kStackBytes;  // of a thread, as it was last set
   std::map<std::string, ModuleObject*, std::less<>> modules_;
   std::map<std::string, std::weak_ptr<ops::Buffer>, std::less<>> shared_words_;

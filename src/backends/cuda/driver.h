@@ -27,9 +27,9 @@ inline constexpr Status kSuccess = 0, kOutOfMemory = 2, kNoDevice = 100, kInvali
                         kInvalidPtx = 218, kUnsupportedPtxVersion = 222, kPeerAccessAlreadyEnabled = 704, kSystemDriverMismatch = 803;
 
 inline constexpr int kAttributeNumSms = 16, kAttributeMemoryClockKhz = 36, kAttributeMemoryBusBits = 37, kAttributeL2Bytes = 38, kAttributeComputeMajor = 75,
-                     kAttributeComputeMinor = 76, kAttributeMaxSharedBytes = 97;
+                     kAttributeComputeMinor = 76, kAttributeMaxSharedBytes = 97, kAttributeSharedBytesPerSm = 81;
 inline constexpr int kLimitStackBytes = 0;  // of cuCtxSetLimit
-inline constexpr int kFunctionNumRegisters = 4, kFunctionLocalBytes = 3, kFunctionMaxDynamicSharedBytes = 8, kFunctionNonPortableClusters = 14;
+inline constexpr int kFunctionNumRegisters = 4, kFunctionLocalBytes = 3, kFunctionPtxVersion = 5, kFunctionMaxDynamicSharedBytes = 8, kFunctionNonPortableClusters = 14;
 inline constexpr unsigned kStreamNonBlocking = 1, kEventDefault = 0, kEventDisableTiming = 2, kHostPortable = 1, kHostDeviceMapped = 2;
 inline constexpr int kCaptureThreadLocal = 1;
 

@@ -1,5 +1,6 @@
 #include "backends/cuda/linear_mma.cuh"
 #include "backends/cuda/mma.cuh"
+#include "backends/cuda/widen.cuh"
 
 // Linear layers on the matrix units of sm_80 and newer with 16-bit activations: e4m3 weights become bf16 in registers, exactly; sums are f32. A sum runs over K in eight slices, each in the order of
 // K, block scales applied every 128; slices are added in order. So a row's bits depend on the weight's shape alone, whatever the rows and their kind.
@@ -7,15 +8,6 @@
 namespace quern::cuda::mma {
 
 namespace {
-
-/// Four e4m3 codes as two pairs of bf16: the codes in bytes 0 and 2, those in bytes 1 and 3. Their exponents are 120 lower until they are multiplied.
-__device__ uint32_t times_2_120(uint32_t pair) {
-  uint32_t result;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(pair), "r"(0x7b807b80u), "r"(0x80008000u));
-  return result;
-}
-__device__ uint32_t even_codes(uint32_t word) { return times_2_120((word << 4 & 0x07f007f0u) | (word << 8 & 0x80008000u)); }
-__device__ uint32_t odd_codes(uint32_t word) { return times_2_120((word >> 4 & 0x07f007f0u) | (word & 0x80008000u)); }
 
 /// A lane's part of a tile.
 template <bool kE4M3>
