@@ -4,9 +4,9 @@
 //
 // Decode rows (run_chain). The tiles of a weight, row by row along K, are one list that is cut into as many equal pieces as the device has multiprocessors, or a few less (decode_blocks): the cut
 // depends on the weight's shape and the device alone, and so does the order of every sum, whatever the number of rows. A tile row that several blocks share is
-// added up by the one that has its first part, in the order of K. Layers that follow each other are phases of one launch: one warp of each block keeps a deep ring of
-// tiles filled across the phases, and before the predecessor in the stream has finished, since weights depend on nothing; so the memory stays busy while blocks
-// wait for each other between phases. Two warpgroups multiply 64 weight rows each. Products of e4m3 are promoted to float every 128 of K with both scales.
+// added up by the one that has its first part, in the order of K. One thread of each block fills a deep ring with tiles, from its first instructions on and before the predecessor in the
+// stream has finished, since weights depend on nothing; so memory is busy while rows are normed and quantised. It has few tiles under way at a time: what the others of the block read and
+// write waits behind them (decision 0037). Two warpgroups multiply 64 weight rows each. Products of e4m3 are promoted to float every 128 of K with both scales.
 // Up to four rows are normed and quantised by every block for itself (resident mode); of more rows every block takes a share.
 // Prompt rows have loops of their own (linear_prompt_sm90.cuh).
 
@@ -64,46 +64,53 @@ __device__ __forceinline__ const float* tile_scales(const LinearPhase& phase, in
 template <int kColumns, bool kFp8, bool kResident>
 struct Layout {
   static constexpr int kRowsBytes = kResident ? 0 : kColumns * kTileRowBytes;
+  /// Whether a stage's rows have a barrier beside its tile's.
+  static constexpr bool kPaced = !kResident && kColumns <= kMaxPacedColumns;
   static constexpr int kScaleBytes = kFp8 && !kResident ? (kColumns * 4 + 127) / 128 * 128 : 0;
 
-  uint32_t base;  // 1024-byte aligned shared address; then per stage a tile and its rows
+  uint32_t front, base;  // 1024-byte aligned shared addresses: of barriers and scales, and of stages, each a tile and its rows
   char* generic;
-  int stages, resident_blocks, norm_floats;
+  int stages, resident_blocks, slot_rows, norm_floats;
 
-  __device__ Layout(char* raw, int num_stages, int blocks, int floats) : stages(num_stages), resident_blocks(blocks), norm_floats(floats) {
+  __device__ Layout(char* raw, int num_stages, int blocks, int rows, int floats)
+      : stages(num_stages), resident_blocks(blocks), slot_rows(resident_rows(rows)), norm_floats(floats) {
     const uint32_t address = shared_address(raw), aligned = (address + 1023) / 1024 * 1024;
-    base = aligned;
-    generic = raw + (aligned - address);
+    front = aligned;
+    base = front + kFrontBytes;
+    generic = raw + (base - address);
   }
   __device__ uint32_t weight(int stage) const { return base + stage * (kTileBytes + kRowsBytes); }
   __device__ uint32_t rows(int stage) const { return weight(stage) + kTileBytes; }
   __device__ int resident_begin() const { return stages * (kTileBytes + kRowsBytes); }
-  __device__ uint32_t resident(int slot) const { return base + resident_begin() + slot * 1024; }
-  __device__ char* resident_at(int slot) const { return generic + resident_begin() + slot * 1024; }
-  __device__ int scales_begin() const { return resident_begin() + resident_blocks * 1024; }
+  __device__ uint32_t resident(int slot) const { return base + resident_begin() + slot * slot_rows * kTileRowBytes; }
+  __device__ char* resident_at(int slot, int row, int byte) const { return generic + resident_begin() + swizzled(slot * slot_rows + row, byte); }
+  __device__ int scales_begin() const { return resident_begin() + (kResident ? resident_bytes(resident_blocks, slot_rows) : 0); }
   __device__ float* scales(int stage_or_slot) const {
     return reinterpret_cast<float*>(generic + scales_begin() + stage_or_slot * (kResident ? kColumns * 4 : kScaleBytes));
   }
   __device__ int norm_begin() const { return scales_begin() + (kResident ? resident_blocks * kColumns * 4 : stages * kScaleBytes); }
   __device__ float* norm() const { return reinterpret_cast<float*>(generic + norm_begin()); }
-  __device__ int barriers_begin() const { return norm_begin() + norm_floats * 4; }
-  __device__ uint32_t full(int stage) const { return base + barriers_begin() + stage * 16; }
+  __device__ float* sums() const { return norm() + norm_floats; }  // [kResidentRows][blocks of 128], then products of side rows
+  __device__ uint32_t full(int stage) const { return front + stage * 16; }
   __device__ uint32_t empty(int stage) const { return full(stage) + 8; }
-  __device__ uint32_t tile_scale_address(int stage) const { return base + barriers_begin() + (stages + 1) * 16 + stage * 16; }
-  __device__ const float* tile_scale(int stage) const { return reinterpret_cast<const float*>(generic + barriers_begin() + (stages + 1) * 16 + stage * 16); }
-  __device__ uint32_t norm_full() const { return full(stages); }
-  __device__ uint32_t norm_empty() const { return full(stages) + 8; }
-  __device__ float* sums() const { return reinterpret_cast<float*>(generic + barriers_begin() + (2 * stages + 1) * 16); }  // [kResidentRows][blocks of 128], then products of side rows
+  __device__ uint32_t tile_scale_address(int stage) const { return front + kMaxStages * 16 + stage * 16; }
+  __device__ const float* tile_scale(int stage) const { return reinterpret_cast<const float*>(generic - kFrontBytes + kMaxStages * 16 + stage * 16); }
+  __device__ uint32_t rows_full(int stage) const { return kPaced ? front + kMaxStages * 32 + stage * 8 : full(stage); }
+  __device__ uint32_t norm_full() const { return front + kMaxStages * 40; }
 
-  /// `readers`: blocks whose warps say that a stage is free.
-  __device__ void init_barriers(int readers = 1) const {
-    for (int stage = 0; stage < stages; ++stage) {
+  /// One thread. `readers`: blocks whose warps say that a stage is free.
+  __device__ void init_stages(int begin, int end, int readers) const {
+    for (int stage = begin; stage < end; ++stage) {
       barrier_init(full(stage), 1);
       barrier_init(empty(stage), readers * kConsumers / 32);
+      if constexpr (kPaced) barrier_init(rows_full(stage), 1);
     }
-    barrier_init(norm_full(), 1);
-    barrier_init(norm_empty(), (kConsumers + kHelpers) / 32);
     fence_barrier_init();
+  }
+  /// Those of the stages before `begin` are there.
+  __device__ void init_barriers(int readers = 1, int begin = 0) const {
+    barrier_init(norm_full(), 1);
+    init_stages(begin, stages, readers);
   }
 };
 
@@ -159,8 +166,7 @@ struct Share {
 };
 
 template <int kCount, class At>
-__device__ __forceinline__ void fill_share(const ChainArgs& args, const LinearPhase& phase, const At& at, const Share& share, int first_block, int blocks,
-                                           uint32_t norm_parity) {
+__device__ __forceinline__ void fill_share(const ChainArgs& args, const LinearPhase& phase, const At& at, const Share& share, int first_block, int blocks) {
   const int l = threadIdx.x & 15, k_blocks = phase.k_blocks;
   const bool real = share.row < args.rows, has_norm = phase.norm != nullptr;
   const int count = has_norm ? k_blocks : blocks;  // to look at: all, or those that this thread block meets
@@ -184,7 +190,7 @@ __device__ __forceinline__ void fill_share(const ChainArgs& args, const LinearPh
     if (phase.side.weight != nullptr) named_arrive<4, kConsumers + kHelpers>();
     consumer_barrier();
     const float inverse = inverse_rms(sums, k_blocks, phase.eps);
-    barrier_wait(at.norm_full(), norm_parity);
+    barrier_wait(at.norm_full(), 0);
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
       const auto* factors = reinterpret_cast<const float4*>(at.norm() + max(block_at(n), 0) * 128 + l * 8);
@@ -206,7 +212,7 @@ __device__ __forceinline__ void fill_share(const ChainArgs& args, const LinearPh
       if (first + n >= kCount) break;
       const int block = block_at(first + n), slot = resident_slot(block, first_block, k_blocks);
       if (block < 0 || slot >= blocks) continue;
-      *reinterpret_cast<uint2*>(at.resident_at(slot) + swizzled(share.row, l * 8)) = bytes[n];
+      *reinterpret_cast<uint2*>(at.resident_at(slot, share.row, l * 8)) = bytes[n];
       if (l == 0) at.scales(slot)[share.row] = scales[n];
     }
   }
@@ -214,78 +220,69 @@ __device__ __forceinline__ void fill_share(const ChainArgs& args, const LinearPh
 
 /// Puts the rows of a phase into shared memory. No more than kMaxResidentBlocks blocks are looked at.
 template <class At>
-__device__ __forceinline__ void fill_resident(const ChainArgs& args, const LinearPhase& phase, const At& at, int first_block, int blocks, uint32_t norm_parity) {
+__device__ __forceinline__ void fill_resident(const ChainArgs& args, const LinearPhase& phase, const At& at, int first_block, int blocks) {
   const Share share(args.rows);
-  if (share.log == 0) fill_share<(kMaxResidentBlocks + 15) / 16>(args, phase, at, share, first_block, blocks, norm_parity);
-  else if (share.log == 1) fill_share<(kMaxResidentBlocks + 7) / 8>(args, phase, at, share, first_block, blocks, norm_parity);
-  else fill_share<(kMaxResidentBlocks + 3) / 4>(args, phase, at, share, first_block, blocks, norm_parity);
+  if (share.log == 0) fill_share<(kMaxResidentBlocks + 15) / 16>(args, phase, at, share, first_block, blocks);
+  else if (share.log == 1) fill_share<(kMaxResidentBlocks + 7) / 8>(args, phase, at, share, first_block, blocks);
+  else fill_share<(kMaxResidentBlocks + 3) / 4>(args, phase, at, share, first_block, blocks);
   fence_async_proxy();
-  if (phase.norm != nullptr && (threadIdx.x & 31) == 0) barrier_arrive(at.norm_empty());
   consumer_barrier();
 }
 
-/// The helpers' part of a chain: side rows, while the others multiply. They norm the columns of their slices for themselves.
+/// The helpers' part of a launch: side rows, while the others multiply. They norm the columns of their slices for themselves.
 template <class At>
 __device__ __forceinline__ void help_resident(const ChainArgs& args, const At& at) {
   constexpr int kWarps = kHelpers / 32, kEach = (kSideSlice + kWarps - 1) / kWarps;  // blocks of a slice that a warp takes
   const int helper = static_cast<int>(threadIdx.x) - kConsumers - 32, warp = helper >> 5, lane = helper & 31, g = lane >> 2;
-  uint32_t norm_parity = 0;
-  for (int p = 0; p < args.num_phases; ++p) {
-    const LinearPhase& phase = args.phases[p];
-    if (phase.side.weight != nullptr) {
-      const int blocks = phase.k_blocks, units = side_units(phase.side, blocks);
-      float* products = at.sums() + kResidentRows * blocks;  // [kSideSlice][32]
-      SideWeights w[kEach];
-      const auto load = [&](int at_unit) {
-        const SideUnit unit(phase.side, at_unit, blocks);
+  const LinearPhase& phase = args.phases[0];
+  if (phase.side.weight == nullptr) return;
+  const int blocks = phase.k_blocks, units = side_units(phase.side, blocks);
+  float* products = at.sums() + kResidentRows * blocks;  // [kSideSlice][32]
+  SideWeights w[kEach];
+  const auto load = [&](int at_unit) {
+    const SideUnit unit(phase.side, at_unit, blocks);
 #pragma unroll
-        for (int n = 0; n < kEach; ++n)
-          if (const int block = warp + n * kWarps; block < unit.count(blocks)) w[n] = SideWeights(phase.side, unit, unit.first_block() + block, blocks);
-      };
-      const int first = static_cast<int>(blockIdx.x);
-      if (first < units) load(first);
-      if (p == 0) wait_for_predecessors();
-      named_barrier<4, kConsumers + kHelpers>();  // the input is there, and its square sums
-      barrier_wait(at.norm_full(), norm_parity);
-      float inverse = 0;
-      for (int row = 0; row < args.rows; ++row) {
-        const float of_row = inverse_rms(at.sums() + row * blocks, blocks, phase.eps);
-        if (row == g) inverse = of_row;
-      }
-      for (int at_unit = first; at_unit < units; at_unit += static_cast<int>(gridDim.x)) {
-        if (at_unit != first) load(at_unit);
-        const SideUnit unit(phase.side, at_unit, blocks);
-#pragma unroll
-        for (int n = 0; n < kEach; ++n) {
-          const int block = warp + n * kWarps;
-          if (block >= unit.count(blocks)) continue;
-          float product[4];
-          w[n].multiply(product,
-                        [&](int half, int piece) {
-                          if (g >= args.rows) return uint4{};
-                          const int column = (unit.first_block() + block) * 128 + half * 64 + piece * 8;
-                          const auto* factors = reinterpret_cast<const float4*>(at.norm() + column);
-                          return normed(load_row_piece(phase.in, g * phase.in_stride + column), inverse, factors[0], factors[1]);
-                        },
-                        [](int, int) { return uint4{}; });
-          if (g < kResidentRows) *reinterpret_cast<float2*>(products + block * 32 + g * 8 + (lane & 3) * 2) = make_float2(product[0], product[1]);
-        }
-        named_barrier<5, kHelpers>();
-        if (warp == 0) {
-          float sum = 0;
-          for (int block = 0; block < unit.count(blocks); ++block) sum = __fadd_rn(sum, products[block * 32 + lane]);
-          if (lane / 8 < args.rows) __stcg(side_part(phase.side.parts, at_unit, lane / 8) + lane % 8, sum);
-        }
-        named_barrier<5, kHelpers>();
-      }
-      if (warp == 0) join_side(phase.side, args.rows, blocks, lane, 32);
-      named_barrier<6, kConsumers + kHelpers>();  // the sums are free; a barrier of its own, since consumers without tiles come here before helpers meet the first
-    }
-    if (phase.norm != nullptr) {
-      if (lane == 0) barrier_arrive(at.norm_empty());
-      norm_parity ^= 1;
-    }
+    for (int n = 0; n < kEach; ++n)
+      if (const int block = warp + n * kWarps; block < unit.count(blocks)) w[n] = SideWeights(phase.side, unit, unit.first_block() + block, blocks);
+  };
+  const int first = static_cast<int>(blockIdx.x);
+  if (first < units) load(first);
+  wait_for_predecessors();
+  named_barrier<4, kConsumers + kHelpers>();  // the input is there, and its square sums
+  barrier_wait(at.norm_full(), 0);
+  float inverse = 0;
+  for (int row = 0; row < args.rows; ++row) {
+    const float of_row = inverse_rms(at.sums() + row * blocks, blocks, phase.eps);
+    if (row == g) inverse = of_row;
   }
+  for (int at_unit = first; at_unit < units; at_unit += static_cast<int>(gridDim.x)) {
+    if (at_unit != first) load(at_unit);
+    const SideUnit unit(phase.side, at_unit, blocks);
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+      const int block = warp + n * kWarps;
+      if (block >= unit.count(blocks)) continue;
+      float product[4];
+      w[n].multiply(product,
+                    [&](int half, int piece) {
+                      if (g >= args.rows) return uint4{};
+                      const int column = (unit.first_block() + block) * 128 + half * 64 + piece * 8;
+                      const auto* factors = reinterpret_cast<const float4*>(at.norm() + column);
+                      return normed(load_row_piece(phase.in, g * phase.in_stride + column), inverse, factors[0], factors[1]);
+                    },
+                    [](int, int) { return uint4{}; });
+      if (g < kResidentRows) *reinterpret_cast<float2*>(products + block * 32 + g * 8 + (lane & 3) * 2) = make_float2(product[0], product[1]);
+    }
+    named_barrier<5, kHelpers>();
+    if (warp == 0) {
+      float sum = 0;
+      for (int block = 0; block < unit.count(blocks); ++block) sum = __fadd_rn(sum, products[block * 32 + lane]);
+      if (lane / 8 < args.rows) __stcg(side_part(phase.side.parts, at_unit, lane / 8) + lane % 8, sum);
+    }
+    named_barrier<5, kHelpers>();
+  }
+  if (warp == 0) join_side(phase.side, args.rows, blocks, lane, 32);
+  named_barrier<6, kConsumers + kHelpers>();  // the sums are free; a barrier of its own, since consumers without tiles come here before helpers meet the first
 }
 
 // ---- more rows: every block norms and quantises some, for all ----
@@ -330,20 +327,18 @@ __device__ __forceinline__ void join_side_rows(const ChainArgs& args, const Line
   join_side(phase.side, args.rows, kFp8 ? phase.k_blocks : phase.k_blocks / 2, thread, threads);
 }
 
-/// The helpers' part of a chain: side rows, while the others multiply.
+/// The helpers' part of a launch: side rows, while the others multiply.
 template <bool kFp8>
 __device__ __forceinline__ void help_chain(const ChainArgs& args) {
   const int helper = static_cast<int>(threadIdx.x) - kConsumers - 32;
-  for (int p = 0; p < args.num_phases; ++p) {
-    const LinearPhase& phase = args.phases[p];
-    if (phase.side.weight == nullptr) continue;
-    if (p == 0) wait_for_predecessors();
-    if ((helper & 31) == 0) await_arrivals(args.arrivals + kMaxPhases + p, static_cast<int>(gridDim.x));
-    __syncwarp();
-    multiply_side_rows<kFp8>(args, phase, helper >> 5, kHelpers / 32);
-    join_side_rows<kFp8>(args, phase, helper, kHelpers);
-    named_barrier<6, kConsumers + kHelpers>();  // the counters may be cleared
-  }
+  const LinearPhase& phase = args.phases[0];
+  if (phase.side.weight == nullptr) return;
+  wait_for_predecessors();
+  if ((helper & 31) == 0) await_arrivals(args.arrivals + kMaxPhases, static_cast<int>(gridDim.x));
+  __syncwarp();
+  multiply_side_rows<kFp8>(args, phase, helper >> 5, kHelpers / 32);
+  join_side_rows<kFp8>(args, phase, helper, kHelpers);
+  named_barrier<6, kConsumers + kHelpers>();  // the counters may be cleared
 }
 /// The same by the consumers, between their last tile and what waits for other blocks: `then()` before the sums over all of K.
 template <bool kFp8>
@@ -497,6 +492,12 @@ struct Parts {
 
 // ---- the multiplying warpgroups ----
 
+template <class At>
+__device__ __forceinline__ void await_stage(const At& at, const RingPlace& ring) {
+  barrier_wait(at.full(ring.stage), ring.parity);
+  if constexpr (At::kPaced) barrier_wait(at.rows_full(ring.stage), ring.parity);
+}
+
 /// Tiles that are multiplied before the first of them is promoted: latencies overlap.
 constexpr int kTogether = 4;
 
@@ -511,7 +512,7 @@ __device__ __forceinline__ void multiply_e4m3(const Layout<kColumns, true, kResi
   for (int i = 0; i < kCount; ++i) {
     stages[i] = ring.stage;
     slots[i] = slot;
-    barrier_wait(at.full(ring.stage), ring.parity);
+    await_stage(at, ring);
     const uint64_t a = operand(at.weight(ring.stage) + group * (kTileBytes / 2)), b = operand(kResident ? at.resident(slot) : at.rows(ring.stage));
     wgmma_fence();
 #pragma unroll
@@ -556,7 +557,7 @@ __device__ __forceinline__ void multiply(const Layout<kColumns, kFp8, kResident>
     const int group = threadIdx.x >> 7, lane = threadIdx.x & 31;
     int before = 0;
     for (int i = 0; i < count; ++i) {  // a tile is free when the next one's products are under way
-      barrier_wait(at.full(ring.stage), ring.parity);
+      await_stage(at, ring);
       const uint64_t a = operand(at.weight(ring.stage) + group * (kTileBytes / 2));
       wgmma_fence();
 #pragma unroll
@@ -578,115 +579,143 @@ __device__ __forceinline__ void multiply(const Layout<kColumns, kFp8, kResident>
   }
 }
 
-// ---- a chain of phases for decode rows ----
+// ---- a launch for decode rows ----
+
+/// Tiles of a block that are under way at most, where tiles have barriers of their own. Memory needs no more to run at its rate, and whatever else a block reads or writes would wait behind more.
+constexpr int kUnderWay = 3;
+
+/// What the copying thread of a block does: it keeps the ring filled with the block's piece of the list of tiles and, where they are not resident, the rows of each.
+template <int kColumns, bool kFp8, bool kResident>
+class Copier {
+  using At = Layout<kColumns, kFp8, kResident>;
+  static constexpr bool kPaced = kResident || At::kPaced;
+
+ public:
+  __device__ Copier(const ChainArgs& chain, const At& layout) : args(chain), phase(chain.phases[0]), at(layout) {
+    const uint32_t blocks = phase.blocks;
+    if (blockIdx.x >= blocks) return;
+    const uint32_t total = num_tiles(phase);
+    unit = total * blockIdx.x / blocks;
+    end = total * (blockIdx.x + 1) / blocks;
+  }
+
+  /// Makes the block's barriers. The first tiles are on their way before most of them are there, since memory idles while a block begins.
+  __device__ void begin() {
+    at.init_stages(0, kUnderWay, 1);
+    copy_first();
+    at.init_barriers(1, kUnderWay);
+  }
+  /// The first tiles, whose stages are empty.
+  __device__ void copy_first() {
+    for (int i = 0; i < kUnderWay && unit < end; ++i) copy_tile();
+    // The next launch's blocks cannot begin before this one's leave their shared memory, all of which they have, and they leave after their predecessors have finished; so this says it at once.
+    launch_dependents();
+  }
+  /// The others.
+  __device__ void copy_rest() {
+    if constexpr (kResident) {
+      if (phase.norm != nullptr) {
+        barrier_expect(at.norm_full(), phase.k_blocks * 512);
+        bulk_copy(shared_address(at.norm()), phase.norm, phase.k_blocks * 512, at.norm_full());
+      }
+      while (unit < end) await_and_copy_tile();
+    } else {
+      int k = static_cast<int>((unit - copied) % static_cast<uint32_t>(phase.k_blocks));
+      RingPlace behind;
+      const auto copy_rows = [&] {
+        const int64_t row = int64_t{k} * args.x_rows;
+        if constexpr (At::kPaced) barrier_expect(at.rows_full(behind.stage), rows_bytes());
+        bulk_copy(at.rows(behind.stage), static_cast<const char*>(args.x) + row * kTileRowBytes, args.x_rows * kTileRowBytes, at.rows_full(behind.stage));
+        if constexpr (kFp8) bulk_copy(shared_address(at.scales(behind.stage)), args.x_scale + row, args.x_rows * 4, at.rows_full(behind.stage));
+        behind.advance(at.stages);
+        if (++k == phase.k_blocks) k = 0;
+      };
+      while (unit < end && copied < at.stages) await_and_copy_tile();
+      wait_for_predecessors();
+      // A block without tiles must not wait: the last of the others clears the counters.
+      if (phase.in != nullptr && copied > 0) await_arrivals(args.arrivals + kMaxPhases, static_cast<int>(gridDim.x));
+      fence_async_proxy_all();
+      for (int i = copied; i > 0; --i) copy_rows();
+      while (unit < end) {
+        await_and_copy_tile();
+        copy_rows();
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] __device__ int rows_bytes() const { return kResident ? 0 : args.x_rows * (kTileRowBytes + (kFp8 ? 4 : 0)); }
+  __device__ void copy_tile() {
+    const uint32_t full = at.full(ring.stage);
+    barrier_expect(full, kTileBytes + (kFp8 ? 16 : 0) + (kPaced ? 0 : rows_bytes()));
+    bulk_copy_once(at.weight(ring.stage), static_cast<const char*>(phase.weight) + int64_t{unit} * kTileBytes, kTileBytes, full);
+    if constexpr (kFp8) bulk_copy(at.tile_scale_address(ring.stage), phase.scale + int64_t{unit} * kTileScales, 16, full);
+    ring.advance(at.stages);
+    ++unit;
+    ++copied;
+  }
+  __device__ void await_and_copy_tile() {
+    if (copied >= at.stages) barrier_wait(at.empty(ring.stage), ring.parity ^ 1);
+    if constexpr (kPaced) {
+      barrier_wait(at.full(under_way.stage), under_way.parity);
+      under_way.advance(at.stages);
+    }
+    copy_tile();
+  }
+
+  const ChainArgs& args;
+  const LinearPhase& phase;
+  const At& at;
+  uint32_t unit = 0, end = 0;  // of the list of tiles
+  int copied = 0;
+  RingPlace ring, under_way;  // of the next tile; of the first that may not have come
+};
 
 template <int kColumns, bool kFp8, bool kResident>
 __device__ __forceinline__ void copy_chain(const ChainArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
-  const int tile_and_rows = kTileBytes + (kFp8 ? 16 : 0) + (kResident ? 0 : args.x_rows * (kTileRowBytes + (kFp8 ? 4 : 0)));
-  RingPlace ring{0, 1};  // the first round finds empty slots
-  uint32_t norm_parity = 1;
-  for (int p = 0; p < args.num_phases; ++p) {
-    const LinearPhase& phase = args.phases[p];
-    const auto copy_tile = [&](const DecodeWalk& walk, const RingPlace& to) {
-      barrier_wait(at.empty(to.stage), to.parity);
-      barrier_expect(at.full(to.stage), tile_and_rows);
-      bulk_copy_once(at.weight(to.stage), tile_address(phase, walk.tile, walk.k), kTileBytes, at.full(to.stage));
-      if constexpr (kFp8) bulk_copy(at.tile_scale_address(to.stage), tile_scales(phase, walk.tile, walk.k), 16, at.full(to.stage));
-    };
-    const auto copy_rows = [&](const DecodeWalk& walk, const RingPlace& to) {
-      const int64_t row = int64_t{walk.k} * args.x_rows;
-      bulk_copy(at.rows(to.stage), static_cast<const char*>(args.x) + row * kTileRowBytes, args.x_rows * kTileRowBytes, at.full(to.stage));
-      if constexpr (kFp8) bulk_copy(shared_address(at.scales(to.stage)), args.x_scale + row, args.x_rows * 4, at.full(to.stage));
-    };
-    DecodeWalk walk(phase);
-    if constexpr (kResident) {
-      if (phase.norm != nullptr) {
-        barrier_wait(at.norm_empty(), norm_parity);
-        barrier_expect(at.norm_full(), phase.k_blocks * 512);
-        bulk_copy(shared_address(at.norm()), phase.norm, phase.k_blocks * 512, at.norm_full());
-        norm_parity ^= 1;
-      }
-    } else {
-      DecodeWalk behind = walk;
-      RingPlace behind_ring = ring;
-      const int first = min(at.stages, walk.left);
-      for (int i = 0; i < first; ++i) {
-        copy_tile(walk, ring);
-        ring.advance(at.stages);
-        next(walk, phase.k_blocks);
-      }
-      if (p == 0) wait_for_predecessors();
-      // A block without tiles must not wait: the last of the others clears the counters.
-      if (phase.in != nullptr && first > 0) await_arrivals(args.arrivals + kMaxPhases + p, static_cast<int>(gridDim.x));
-      fence_async_proxy_all();
-      for (int i = 0; i < first; ++i) {
-        copy_rows(behind, behind_ring);
-        behind_ring.advance(at.stages);
-        next(behind, phase.k_blocks);
-      }
-    }
-    while (walk.left > 0) {
-      copy_tile(walk, ring);
-      if constexpr (!kResident) copy_rows(walk, ring);
-      ring.advance(at.stages);
-      next(walk, phase.k_blocks);
-    }
-  }
-  launch_dependents();
+  Copier<kColumns, kFp8, kResident> copier(args, at);
+  copier.copy_first();
+  copier.copy_rest();
 }
 
 template <int kColumns, bool kFp8, bool kResident>
 __device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
-  const int group = threadIdx.x >> 7, thread = threadIdx.x & 127;
+  const LinearPhase& phase = args.phases[0];
+  DecodeWalk walk(phase);
   RingPlace ring;
-  uint32_t norm_parity = 0;
-  for (int p = 0; p < args.num_phases; ++p) {
-    const LinearPhase& phase = args.phases[p];
-    DecodeWalk walk(phase);
-    if (p == 0) {
-      wait_for_predecessors();
-    } else {
-      if (threadIdx.x == 0) await_arrivals(args.arrivals + p - 1, 2 * static_cast<int>(gridDim.x));
+  wait_for_predecessors();
+  if constexpr (kResident) {
+    fill_resident(args, phase, at, walk.k, resident_blocks(phase.tiles, phase.k_blocks, walk.grid));
+  } else {
+    if (phase.in != nullptr) {
+      quantise_share<kColumns, kFp8>(args, phase, at.sums());
+      fence_async_proxy_all();  // bulk copies read what was written here
       consumer_barrier();
-    }
-    if constexpr (kResident) {
-      fill_resident(args, phase, at, walk.k, resident_blocks(phase.tiles, phase.k_blocks, walk.grid), norm_parity);
-      if (phase.norm != nullptr) norm_parity ^= 1;
-    } else {
-      if (phase.in != nullptr) {
-        quantise_share<kColumns, kFp8>(args, phase, at.sums());
-        fence_async_proxy_all();  // bulk copies read what was written here
-        consumer_barrier();
-        if (threadIdx.x == 0) arrive(args.arrivals + kMaxPhases + p);
-      }
-    }
-    int slot = 0;
-    while (walk.left > 0) {
-      float acc[kColumns / 2];
-      const int begin = walk.k, count = min(phase.k_blocks - begin, walk.left);
-      constexpr bool kEarly = kColumns <= 32;  // with registers to spare
-      uint32_t before[kEarly ? kColumns / 4 : 1] = {};
-      if constexpr (kEarly)
-        if (begin == 0) load_residual<kColumns>(phase, walk.tile, args.rows, before);
-      multiply<kColumns, kFp8, kResident>(at, acc, phase.k_blocks, count, slot, ring);
-      const Parts<kColumns> parts(phase, args.parts, args.rows, walk.tile, walk.grid);
-      if (begin > 0) {
-        parts.leave(acc);
-      } else {
-        if (count < phase.k_blocks) parts.add_to(acc);
-        store_tile<kColumns>(phase, acc, walk.tile, 0, args.rows, kEarly ? before : nullptr);
-      }
-      walk.left -= count;
-      walk.next_tile();
-    }
-    if constexpr (!kHasHelpers<kColumns>) side_rows_of_consumers<kFp8>(args, phase, p, [] {});
-    else if (phase.side.weight != nullptr) named_barrier<6, kConsumers + kHelpers>();
-    if (p + 1 < args.num_phases) {
-      group_barrier(group);
-      if (thread == 0) arrive(args.arrivals + p);
+      if (threadIdx.x == 0) arrive(args.arrivals + kMaxPhases);
     }
   }
-  if (args.num_phases > 1 || !kResident) {  // the last block leaves the counters as it found them
+  int slot = 0;
+  while (walk.left > 0) {
+    float acc[kColumns / 2];
+    const int begin = walk.k, count = min(phase.k_blocks - begin, walk.left);
+    constexpr bool kEarly = kColumns <= 32;  // with registers to spare
+    uint32_t before[kEarly ? kColumns / 4 : 1] = {};
+    if constexpr (kEarly)
+      if (begin == 0) load_residual<kColumns>(phase, walk.tile, args.rows, before);
+    multiply<kColumns, kFp8, kResident>(at, acc, phase.k_blocks, count, slot, ring);
+    const Parts<kColumns> parts(phase, args.parts, args.rows, walk.tile, walk.grid);
+    if (begin > 0) {
+      parts.leave(acc);
+    } else {
+      if (count < phase.k_blocks) parts.add_to(acc);
+      store_tile<kColumns>(phase, acc, walk.tile, 0, args.rows, kEarly ? before : nullptr);
+    }
+    walk.left -= count;
+    walk.next_tile();
+  }
+  if constexpr (!kHasHelpers<kColumns>) side_rows_of_consumers<kFp8>(args, phase, 0, [] {});
+  else if (phase.side.weight != nullptr) named_barrier<6, kConsumers + kHelpers>();
+  if constexpr (!kResident) {  // the last block leaves the counters as it found them
     consumer_barrier();
     if (threadIdx.x == 0 && atomicAdd(args.arrivals + 2 * kMaxPhases, 1) == static_cast<int>(gridDim.x) - 1)
       for (int i = 0; i <= 2 * kMaxPhases; ++i) args.arrivals[i] = 0;
@@ -696,21 +725,24 @@ __device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layo
 template <int kColumns, bool kFp8, bool kResident>
 __device__ __forceinline__ void run_chain(const ChainArgs& args) {
   extern __shared__ char raw[];
-  const Layout<kColumns, kFp8, kResident> at(raw, args.stages, kResident ? args.resident_blocks : 0, kResident ? args.norm_floats : 0);
-  if (threadIdx.x == kConsumers) at.init_barriers();
-  __syncthreads();
-  if (threadIdx.x >= kConsumers) {
-    if constexpr (!kHasHelpers<kColumns>) fewer_registers<24>();
-    if (threadIdx.x == kConsumers) copy_chain(args, at);
-    if constexpr (kResident) {
-      if (threadIdx.x >= kConsumers + 32) help_resident(args, at);
-    } else if constexpr (kHasHelpers<kColumns>) {
-      if (threadIdx.x >= kConsumers + 32) help_chain<kFp8>(args);
-    }
-  } else {
-    if constexpr (!kHasHelpers<kColumns>) more_registers<240>();
-    multiply_chain(args, at);
+  const Layout<kColumns, kFp8, kResident> at(raw, args.stages, kResident ? args.resident_blocks : 0, args.rows, kResident ? args.norm_floats : 0);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if constexpr (!kHasHelpers<kColumns>) {
+    if (warp < kConsumers / 32) more_registers<240>();
+    else fewer_registers<24>();
   }
+  if (warp == kConsumers / 32) {
+    Copier<kColumns, kFp8, kResident> copier(args, at);
+    if (threadIdx.x == kConsumers) copier.begin();
+    __syncwarp();
+    named_arrive<0, kThreads>();
+    if (threadIdx.x == kConsumers) copier.copy_rest();
+    return;
+  }
+  named_barrier<0, kThreads>();  // the barriers are there
+  if (warp < kConsumers / 32) multiply_chain(args, at);
+  else if constexpr (kResident) help_resident(args, at);
+  else if constexpr (kHasHelpers<kColumns>) help_chain<kFp8>(args);
 }
 
 #define QUERN_CHAIN(name, columns, fp8, resident)                                                                                    \

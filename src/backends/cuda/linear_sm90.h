@@ -18,9 +18,10 @@ inline constexpr int kTileRowBytes = 128;
 inline constexpr int kTileBytes = kTileRows * kTileRowBytes;
 inline constexpr int kTileScales = 4;  // floats: scale of the even and odd features, or of gate and up; two unused
 inline constexpr int kMaxSegments = 4;
-inline constexpr int kMaxPhases = 4;
+inline constexpr int kMaxPhases = 1;  // of a launch: layers that follow each other in one are slower than in launches of their own (decision 0037)
 inline constexpr int kResidentRows = 4;    // as many decode rows are quantised by every block for itself
 inline constexpr int kResidentColumns = 8; // the matrix units take them as
+inline constexpr int kMaxPacedColumns = 32;  // up to so many columns the rows of a stage have a barrier of their own
 inline constexpr int kMaxResidentBlocks = 46;  // groups of 128 of each of them, at most
 inline constexpr int kMaxDecodeRows = 256; // of one launch
 inline constexpr uint32_t kNothing = 0xffffffffu;  // no sum has these bits: a NaN of arithmetic is 0x7fffffff
@@ -150,12 +151,18 @@ constexpr int resident_blocks(int tiles, int k_blocks, int grid) {
   const int64_t most = (total + grid - 1) / grid;
   return most < k_blocks ? static_cast<int>(most) : k_blocks;
 }
-/// Shared memory of a ring stage, and of everything else in a block.
-constexpr int stage_bytes(int columns, bool e4m3, bool resident) {
-  return kTileBytes + (resident ? 0 : columns * kTileRowBytes + (e4m3 ? (columns * 4 + 127) / 128 * 128 : 0)) + 32;
+/// Resident mode: rows that a block of K has room for, and the bytes of all of them. The matrix units read kResidentColumns rows: behind a block's own the next one's, which gives columns that nobody looks at.
+constexpr int resident_rows(int rows) { return rows <= 2 ? rows : kResidentRows; }
+constexpr int resident_bytes(int blocks, int rows) {
+  return blocks == 0 ? 0 : (((blocks - 1) * resident_rows(rows) + kResidentColumns) * kTileRowBytes + 1023) / 1024 * 1024;
 }
-constexpr int fixed_bytes(int resident_blocks, int norm_floats, int sums) {
-  return 1024 + resident_blocks * (1024 + kResidentColumns * 4) + norm_floats * 4 + 64 + sums * 4;
+/// Shared memory of a ring stage, and of everything else in a block. Barriers and scales of tiles stand in front, at places that no parameter is needed for.
+inline constexpr int kMaxStages = 16, kFrontBytes = 1024;
+constexpr int stage_bytes(int columns, bool e4m3, bool resident) {
+  return kTileBytes + (resident ? 0 : columns * kTileRowBytes + (e4m3 ? (columns * 4 + 127) / 128 * 128 : 0));
+}
+constexpr int fixed_bytes(int resident_blocks, int rows, int norm_floats, int sums) {
+  return 1024 + kFrontBytes + resident_bytes(resident_blocks, rows) + resident_blocks * kResidentColumns * 4 + norm_floats * 4 + sums * 4;
 }
 
 }  // namespace quern::cuda::sm90

@@ -381,7 +381,7 @@ __device__ __forceinline__ void multiply_rows(const ChainArgs& args, const Layou
 template <int kColumns, bool kFp8>
 __device__ __forceinline__ void run_wide(const ChainArgs& args) {
   extern __shared__ char raw[];
-  const Layout<kColumns, kFp8, false> at(raw, args.stages, 0, 0);
+  const Layout<kColumns, kFp8, false> at(raw, args.stages, 0, 0, 0);
   if (threadIdx.x == kConsumers) at.init_barriers();
   __syncthreads();
   if (threadIdx.x >= kConsumers) {

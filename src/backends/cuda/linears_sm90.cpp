@@ -25,9 +25,7 @@ int num_sums(const LinearPhase& phase, bool e4m3) {
 /// Phases for the same rows that follow each other in a stream and become one launch.
 class Chain final : public Stream::Deferred {
  public:
-  /// One launch a layer is faster than one for four (7.18 against 7.32 ms for the linear layers of a token, NVIDIA H200, 2026-11-30): under full load a block
-  /// waits longer for the others inside a launch than the next launch takes to begin.
-  static constexpr int kJoined = 1;
+  static constexpr int kJoined = kMaxPhases;
   Chain(const Linears& linears, bool e4m3, int64_t rows, int32_t* arrivals, std::byte* workspace) : linears_(linears), e4m3_(e4m3), workspace_(workspace) {
     args_.rows = static_cast<int32_t>(rows);
     args_.x_rows = static_cast<int32_t>(padded(rows));
@@ -151,12 +149,12 @@ void Linears::launch_chain(Stream& stream, ChainArgs args, bool e4m3) const {
     sums = std::max(sums, num_sums(phase, e4m3));
   }
   constexpr int kFewestStages = 4;
-  const bool fits = std::max(blocks, norm / 128) <= kMaxResidentBlocks && fixed_bytes(blocks, norm, sums) + kFewestStages * stage_bytes(8, true, true) <= max_shared_bytes_;
+  const bool fits = std::max(blocks, norm / 128) <= kMaxResidentBlocks && fixed_bytes(blocks, args.rows, norm, sums) + kFewestStages * stage_bytes(8, true, true) <= max_shared_bytes_;
   const bool resident = e4m3 && args.rows <= kResidentRows && !filled && fits;
   args.resident_blocks = resident ? blocks : 0;
   args.norm_floats = resident ? norm : 0;
-  const int columns = kColumns[index], fixed = fixed_bytes(args.resident_blocks, args.norm_floats, sums), per_stage = stage_bytes(columns, e4m3, resident);
-  args.stages = (max_shared_bytes_ - fixed) / per_stage;
+  const int columns = kColumns[index], fixed = fixed_bytes(args.resident_blocks, args.rows, args.norm_floats, sums), per_stage = stage_bytes(columns, e4m3, resident);
+  args.stages = std::min((max_shared_bytes_ - fixed) / per_stage, kMaxStages);
   args.parts = reinterpret_cast<float*>(parts_->address());
   const Function<ChainArgs>& function = resident ? resident_ : (e4m3 ? e4m3_ : bf16_).chain[index];
   stream.launch(function,
@@ -195,14 +193,14 @@ void Linears::multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m
   const PromptShape shape = shape_ != PromptShape::kFastest ? shape_ : fastest_shape(phase, e4m3, args.x_rows);
   const bool tall = shape == PromptShape::kTallPair && e4m3, pair = shape != PromptShape::kSingle;
   const int block_rows = tall ? 256 : 128, per_stage = stage_bytes(block_rows, e4m3, false);
-  args.stages = (max_shared_bytes_ - fixed_bytes(0, 0, 0)) / per_stage;
+  args.stages = std::min((max_shared_bytes_ - fixed_bytes(0, 0, 0, 0)) / per_stage, kMaxStages);
   const unsigned blocks = pair ? 2 : 1;  // of a cluster
   const int64_t items = phase.tiles * int64_t{plain::blocks_for(args.x_rows, block_rows * blocks)};
   const Kind& kind = e4m3 ? e4m3_ : bf16_;
   stream.launch(tall ? kind.prompt_tall_pair : pair ? kind.prompt_pair : kind.prompt,
                 {.grid = {blocks * static_cast<unsigned>(std::min<int64_t>(items, num_sms_ / static_cast<int>(blocks)))},
                  .block = {kThreads},
-                 .shared_bytes = static_cast<unsigned>(fixed_bytes(0, 0, 0) + args.stages * per_stage),
+                 .shared_bytes = static_cast<unsigned>(fixed_bytes(0, 0, 0, 0) + args.stages * per_stage),
                  .cluster = {blocks, 1, 1}},
                 args);
 }
