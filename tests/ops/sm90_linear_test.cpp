@@ -270,7 +270,8 @@ TEST(Sm90Linear, CutsTilesAmongNoMoreBlocksThanThereAreAndEvenlyWhereThatIsCheap
 TEST(Sm90Linear, GivesDecodeRowsTheSameBitsWhereBlocksHaveWholeTileRows) {
   ONLY_SM90();
   for (const auto& [features, width, scheme] : {std::tuple{int64_t{17410}, int64_t{384}, WeightScheme::kFp8Block}, std::tuple{int64_t{17410}, int64_t{384}, WeightScheme::kBF16},
-                                          std::tuple{int64_t{5120}, int64_t{1280}, WeightScheme::kFp8Block}}) {
+                                          std::tuple{int64_t{5120}, int64_t{1280}, WeightScheme::kFp8Block}, std::tuple{int64_t{5120}, int64_t{1280}, WeightScheme::kFp8Channel},
+                                          std::tuple{int64_t{17410}, int64_t{384}, WeightScheme::kFp8Channel}}) {
     Bed bed;
     Random random(12);
     constexpr int64_t kRows = 256;

@@ -79,6 +79,13 @@ struct Layout {
     base = front + kFrontBytes;
     generic = raw + (base - address);
   }
+  /// The same with addresses that the compiler has from a register: it would find out again and again, between products too, where shared memory begins.
+  __device__ Layout settled() const {
+    Layout at = *this;
+    at.base = __shfl_sync(0xffffffffu, base, 0) / 1024 * 1024;
+    at.front = at.base - kFrontBytes;
+    return at;
+  }
   __device__ uint32_t weight(int stage) const { return base + stage * (kTileBytes + kRowsBytes); }
   __device__ uint32_t rows(int stage) const { return weight(stage) + kTileBytes; }
   __device__ int resident_begin() const { return stages * (kTileBytes + kRowsBytes); }
@@ -88,6 +95,7 @@ struct Layout {
   __device__ float* scales(int stage_or_slot) const {
     return reinterpret_cast<float*>(generic + scales_begin() + stage_or_slot * (kResident ? kColumns * 4 : kScaleBytes));
   }
+  __device__ uint32_t scales_address(int stage) const { return base + scales_begin() + stage * kScaleBytes; }
   __device__ int norm_begin() const { return scales_begin() + (kResident ? resident_blocks * kColumns * 4 : stages * kScaleBytes); }
   __device__ float* norm() const { return reinterpret_cast<float*>(generic + norm_begin()); }
   __device__ float* sums() const { return norm() + norm_floats; }  // [kResidentRows][blocks of 128], then products of side rows
@@ -303,7 +311,9 @@ __device__ __forceinline__ void quantise_share(const ChainArgs& args, const Line
   q.x16 = kFp8 ? (phase.side.weight != nullptr ? args.x16 : nullptr) : args.x;
   if (phase.norm == nullptr) {
     constexpr int kHalves = kConsumers / 16;
-    quantise_groups_of_rows(q, args.rows, static_cast<int>(blockIdx.x) * kHalves + (thread >> 4), grid * kHalves);
+    const int first = static_cast<int>(blockIdx.x) * kHalves + (thread >> 4), step = grid * kHalves;
+    if constexpr (kColumns > 128) quantise_many_groups_of_rows(q, args.rows, first, step);
+    else quantise_groups_of_rows(q, args.rows, first, step);
   } else if constexpr (kColumns > 128) {
     for (int row = static_cast<int>(blockIdx.x) + group * grid; row < args.rows; row += 2 * grid) {
       norm_row<128>(q, row, thread & 127, sums + group * blocks, [group] { group_barrier(group); });
@@ -318,9 +328,9 @@ __device__ __forceinline__ void quantise_share(const ChainArgs& args, const Line
 }
 
 /// Side rows by `warps` warps of every block, once all rows are quantised; and their sums over all of K by `warps` warps, once the block's own are left.
-template <bool kFp8>
+template <bool kFp8, int kGroups, bool kAhead>
 __device__ __forceinline__ void multiply_side_rows(const ChainArgs& args, const LinearPhase& phase, int warp, int warps) {
-  multiply_side(phase.side, kFp8 ? args.x16 : args.x, args.rows, args.x_rows, kFp8 ? phase.k_blocks : phase.k_blocks / 2, warp, warps);
+  multiply_side<kGroups, kAhead>(phase.side, kFp8 ? args.x16 : args.x, args.rows, args.x_rows, kFp8 ? phase.k_blocks : phase.k_blocks / 2, warp, warps);
 }
 template <bool kFp8>
 __device__ __forceinline__ void join_side_rows(const ChainArgs& args, const LinearPhase& phase, int thread, int threads) {
@@ -336,17 +346,17 @@ __device__ __forceinline__ void help_chain(const ChainArgs& args) {
   wait_for_predecessors();
   if ((helper & 31) == 0) await_arrivals(args.arrivals + kMaxPhases, static_cast<int>(gridDim.x));
   __syncwarp();
-  multiply_side_rows<kFp8>(args, phase, helper >> 5, kHelpers / 32);
+  multiply_side_rows<kFp8, 1, false>(args, phase, helper >> 5, kHelpers / 32);
   join_side_rows<kFp8>(args, phase, helper, kHelpers);
   named_barrier<6, kConsumers + kHelpers>();  // the counters may be cleared
 }
 /// The same by the consumers, between their last tile and what waits for other blocks: `then()` before the sums over all of K.
-template <bool kFp8>
+template <int kColumns, bool kFp8>
 __device__ __forceinline__ void side_rows_of_consumers(const ChainArgs& args, const LinearPhase& phase, int p, const auto& then) {
   if (phase.side.weight != nullptr) {
     if (threadIdx.x == 0) await_arrivals(args.arrivals + kMaxPhases + p, static_cast<int>(gridDim.x));
     consumer_barrier();
-    multiply_side_rows<kFp8>(args, phase, static_cast<int>(threadIdx.x) >> 5, kConsumers / 32);
+    multiply_side_rows<kFp8, kColumns / 128, true>(args, phase, static_cast<int>(threadIdx.x) >> 5, kConsumers / 32);
   }
   then();
   if (phase.side.weight != nullptr) join_side_rows<kFp8>(args, phase, static_cast<int>(threadIdx.x), kConsumers);
@@ -713,7 +723,7 @@ __device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layo
     walk.left -= count;
     walk.next_tile();
   }
-  if constexpr (!kHasHelpers<kColumns>) side_rows_of_consumers<kFp8>(args, phase, 0, [] {});
+  if constexpr (!kHasHelpers<kColumns>) side_rows_of_consumers<kColumns, kFp8>(args, phase, 0, [] {});
   else if (phase.side.weight != nullptr) named_barrier<6, kConsumers + kHelpers>();
   if constexpr (!kResident) {  // the last block leaves the counters as it found them
     consumer_barrier();

@@ -1,8 +1,9 @@
 #pragma once
 
 // Decode rows from 33 on: the loop of linear_sm90.cuh with the rows as A and the weights as B, so that a thread has two rows and needs but four scales a tile. A product's bits are the same either way, and so
-// is the order of every sum: the rest is as there, but for two things. Rows are quantised two at a time by a block where there are more than blocks. A tile row that several blocks share is added up by all of
-// them, each a share of its rows and features. One layer a launch: without a loop over phases the compiler keeps addresses and scales out of the way of the sums.
+// is the order of every sum: the rest is as there, but for three things. Rows are quantised two at a time by a block where there are more than blocks. A tile row that several blocks share is added up by those of
+// them that have no tiles behind it, each a share of its rows and features; what a block adds up itself stays in its shared memory. And whatever comes behind products is short and in loops, since a block runs it
+// once or twice (decision 0038). One layer a launch: without a loop over phases the compiler keeps addresses and scales out of the way of the sums.
 
 #include "backends/cuda/linear_sm90.cuh"
 
@@ -15,46 +16,80 @@ __device__ __forceinline__ bool is_whole(const OutputSegment& segment, int local
   return segment.features >= (local + 1) * kTileRows && segment.stride % 4 == 0 && (reinterpret_cast<uintptr_t>(segment.out) & 7) == 0;
 }
 
-/// Eight sums of a thread in each of kUnits groups of 16 packed rows of a tile, from group `unit` on, for 64 rows from `first_row` on:
-/// v[8 u + 4 h + 2 r + i] is row g + 8 r by packed row 16 (unit + u) + 8 h + 2 q + i.
-template <int kUnits>
-__device__ __forceinline__ void store_units(const LinearPhase& phase, const float* v, int tile, int unit, int first_row, int rows) {
+/// Sums are stored and added up for as many groups of 16 packed rows at a time, in loops: code that is run once or twice a launch takes longer to be fetched than to be run.
+constexpr int kUnitsTogether = 2;
+/// Eight sums of a thread in each of these units of a tile, for 64 rows: [8 u + 4 h + 2 r + i] is row g + 8 r by packed row 16 u + 8 h + 2 q + i.
+using UnitSums = float[kUnitsTogether * 8];
+
+/// What sums are added to, where a phase has a residual and pieces are whole.
+struct Before {
+  uint2 words[2][kUnitsTogether];
+};
+/// Asked for early, so that it is there when the sums are.
+__device__ __forceinline__ void load_before(const LinearPhase& phase, int tile, int unit, int first_row, int rows, Before& before) {
+  if (phase.epilogue != Epilogue::kResidual) return;
+  const int thread = thread_here(), lane = thread & 31;
+  const OutputSegment& segment = segment_of(phase, tile);
+  const int local = tile - segment.first_tile, row = first_row + ((thread >> 5) & 3) * 16 + (lane >> 2);
+  if (!is_whole(segment, local)) return;
+  const auto* out = static_cast<const __nv_bfloat16*>(segment.out) + local * kTileRows + unit * 16 + (lane & 3) * 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    if (row + 8 * r < rows)
+#pragma unroll
+      for (int u = 0; u < kUnitsTogether; ++u) before.words[r][u] = __ldcg(reinterpret_cast<const uint2*>(out + (row + 8 * r) * segment.stride + u * 16));
+}
+
+/// Where there is a scale a packed row, sums are multiplied by it.
+__device__ __forceinline__ void scale_units(const LinearPhase& phase, UnitSums& v, int tile, int unit) {
+  if (phase.row_scale == nullptr) return;
+  const int q = thread_here() & 3;
+#pragma unroll
+  for (int half = 0; half < 2 * kUnitsTogether; ++half)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float scale = __ldg(phase.row_scale + int64_t{tile} * kTileRows + unit * 16 + half * 8 + q * 2 + i);
+      v[4 * half + i] = __fmul_rn(v[4 * half + i], scale);
+      v[4 * half + 2 + i] = __fmul_rn(v[4 * half + 2 + i], scale);
+    }
+}
+
+/// Stores such sums, scaled: of kSiluUp.
+__device__ __forceinline__ void store_silu_units(const LinearPhase& phase, const UnitSums& v, int tile, int unit, int first_row, int rows) {
   const int thread = thread_here(), lane = thread & 31, g = lane >> 2, q = lane & 3;
   const OutputSegment& segment = segment_of(phase, tile);
   const int local = tile - segment.first_tile, row = first_row + ((thread >> 5) & 3) * 16 + g;
-  const auto scaled = [&](int u, int h, int r, int i) {
-    const float scale = phase.row_scale == nullptr ? 1.0f : __ldg(phase.row_scale + int64_t{tile} * kTileRows + (unit + u) * 16 + h * 8 + q * 2 + i);
-    return v[8 * u + 4 * h + 2 * r + i] * scale;
-  };
-  if (phase.epilogue == Epilogue::kSiluUp) {
-    auto* out = static_cast<__nv_bfloat16*>(segment.out);
+  auto* out = static_cast<__nv_bfloat16*>(segment.out);
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
+  for (int r = 0; r < 2; ++r)
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        const int feature = local * 64 + (unit + u) * 8 + q * 2;
-        if (row + 8 * r >= rows || feature >= segment.features) continue;
-        float y[2];
+    for (int u = 0; u < kUnitsTogether; ++u) {
+      const int feature = local * 64 + (unit + u) * 8 + q * 2;
+      if (row + 8 * r >= rows || feature >= segment.features) continue;
+      float y[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float gate = __bfloat162float(__float2bfloat16_rn(scaled(u, 0, r, i))), up = __bfloat162float(__float2bfloat16_rn(scaled(u, 1, r, i)));
-          y[i] = __bfloat162float(__float2bfloat16_rn(silu(gate))) * up;
-        }
-        *reinterpret_cast<uint32_t*>(out + (row + 8 * r) * segment.stride + feature) = bf16_pair(y[0], y[1]);
+      for (int i = 0; i < 2; ++i) {
+        const float gate = __bfloat162float(__float2bfloat16_rn(v[8 * u + 2 * r + i])), up = __bfloat162float(__float2bfloat16_rn(v[8 * u + 4 + 2 * r + i]));
+        y[i] = __bfloat162float(__float2bfloat16_rn(silu(gate))) * up;
       }
-    return;
-  }
-  const int feature = local * kTileRows + unit * 16 + q * 4;
+      *reinterpret_cast<uint32_t*>(out + (row + 8 * r) * segment.stride + feature) = bf16_pair(y[0], y[1]);
+    }
+}
+/// Of any other epilogue. `before`: what load_before gave.
+__device__ __forceinline__ void store_units(const LinearPhase& phase, const UnitSums& v, int tile, int unit, int first_row, int rows, const Before& before) {
+  const int thread = thread_here(), lane = thread & 31, g = lane >> 2, q = lane & 3;
+  const OutputSegment& segment = segment_of(phase, tile);
+  const int local = tile - segment.first_tile, row = first_row + ((thread >> 5) & 3) * 16 + g, feature = local * kTileRows + unit * 16 + q * 4;
+  const auto sum = [&](int u, int h, int r, int i) { return v[8 * u + 4 * h + 2 * r + i]; };
   if (phase.epilogue == Epilogue::kLogits) {
     auto* out = static_cast<float*>(segment.out) + feature;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u)
-      {
+      for (int u = 0; u < kUnitsTogether; ++u) {
         if (row + 8 * r >= rows) continue;
         auto* at = out + (row + 8 * r) * segment.stride + u * 16;
-        const float y[4] = {scaled(u, 0, r, 0), scaled(u, 1, r, 0), scaled(u, 0, r, 1), scaled(u, 1, r, 1)};
+        const float y[4] = {sum(u, 0, r, 0), sum(u, 1, r, 0), sum(u, 0, r, 1), sum(u, 1, r, 1)};
         if (segment.stride % 4 == 0 && feature + u * 16 + 4 <= segment.features) {
           *reinterpret_cast<float4*>(at) = make_float4(y[0], y[1], y[2], y[3]);
         } else {
@@ -65,30 +100,25 @@ __device__ __forceinline__ void store_units(const LinearPhase& phase, const floa
     return;
   }
   auto* out = static_cast<__nv_bfloat16*>(segment.out) + feature;
-  const bool adds = phase.epilogue == Epilogue::kResidual;
-  const bool whole = is_whole(segment, local);
-  const auto rounded = [&](int u, int r) {  // features 16 u + 4 q to 16 u + 4 q + 3
-    return uint2{bf16_pair(scaled(u, 0, r, 0), scaled(u, 1, r, 0)), bf16_pair(scaled(u, 0, r, 1), scaled(u, 1, r, 1))};
-  };
+  const bool adds = phase.epilogue == Epilogue::kResidual, whole = is_whole(segment, local);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (row + 8 * r >= rows) continue;
     auto* at = out + (row + 8 * r) * segment.stride;
-    if (whole) {
-      uint2 before[kUnits];
-      if (adds)
+    const auto rounded = [&](int u) { return uint2{bf16_pair(sum(u, 0, r, 0), sum(u, 1, r, 0)), bf16_pair(sum(u, 0, r, 1), sum(u, 1, r, 1))}; };  // features 16 u + 4 q to 16 u + 4 q + 3
+    if (whole && !adds) {
 #pragma unroll
-        for (int u = 0; u < kUnits; ++u) before[u] = __ldcg(reinterpret_cast<const uint2*>(at + u * 16));
+      for (int u = 0; u < kUnitsTogether; ++u) *reinterpret_cast<uint2*>(at + u * 16) = rounded(u);
+    } else if (whole) {
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        uint2 y = rounded(u, r);
-        if (adds) y = {add_pair(before[u].x, y.x), add_pair(before[u].y, y.y)};
-        *reinterpret_cast<uint2*>(at + u * 16) = y;
+      for (int u = 0; u < kUnitsTogether; ++u) {
+        const uint2 y = rounded(u);
+        *reinterpret_cast<uint2*>(at + u * 16) = {add_pair(before.words[r][u].x, y.x), add_pair(before.words[r][u].y, y.y)};
       }
     } else {
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        const uint2 y = rounded(u, r);
+      for (int u = 0; u < kUnitsTogether; ++u) {
+        const uint2 y = rounded(u);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           if (feature + u * 16 + 2 * i >= segment.features) continue;
@@ -101,6 +131,12 @@ __device__ __forceinline__ void store_units(const LinearPhase& phase, const floa
   }
 }
 
+__device__ __forceinline__ void store_scaled(const LinearPhase& phase, UnitSums& v, int tile, int unit, int first_row, int rows, const Before& before) {
+  scale_units(phase, v, tile, unit);
+  if (phase.epilogue == Epilogue::kSiluUp) store_silu_units(phase, v, tile, unit, first_row, rows);
+  else store_units(phase, v, tile, unit, first_row, rows, before);
+}
+
 // ---- the multiplying warpgroups ----
 
 /// What of a tile by kColumns rows a warpgroup multiplies: kBlocks times 64 rows by 16 kUnits packed rows of the weight.
@@ -110,11 +146,6 @@ struct WideShare {
   static __device__ __forceinline__ int first_row(int group, int block) { return kColumns == 64 ? 0 : block * 128 + group * 64; }
   static __device__ __forceinline__ int first_unit(int group) { return kColumns == 64 ? group * kUnits : 0; }
 };
-/// Whether the block that has the first part of a tile row adds the others, rather than all that share it: where they are few.
-template <int kColumns>
-__device__ __forceinline__ bool first_joins(const LinearPhase& phase) {
-  return kColumns <= 64 && phase.tiles >= phase.blocks;
-}
 template <int kColumns>
 using WideSums = float[WideShare<kColumns>::kBlocks][WideShare<kColumns>::kSums];
 
@@ -143,23 +174,24 @@ __device__ __forceinline__ void multiply_wide(const Layout<kColumns, kFp8, false
     const uint64_t a = operand_at(first_a, begin + m * (128 * kTileRowBytes / kOperandUnit)), b = operand_at(first_b, begin);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma<Share::kPacked, kFp8>(sum, a + k * 2, b + k * 2, adds || k > 0 ? 1 : 0);
+    for (int k = 0; k < 4; ++k) wgmma<Share::kPacked, kFp8>(sum, operand_at(a, k * 2), operand_at(b, k * 2), adds || k > 0 ? 1 : 0);
     wgmma_commit();
   };
   if constexpr (kFp8) {
     const auto promote = [&](float(&of)[Share::kSums], int stage, int m, int wait, bool last) {
-      const float2 scale = *reinterpret_cast<const float2*>(at.tile_scale(stage));
-      const float* x = at.scales(stage) + Share::first_row(group, m) + ((threadIdx.x >> 5) & 3) * 16 + (lane >> 2);
-      const float first = x[0], second = x[8];
+      const float2 scale = load_shared_pair(at.tile_scale_address(stage));
+      const int thread = thread_here();
+      const uint32_t x = at.scales_address(stage) + (Share::first_row(group, m) + ((thread >> 5) & 3) * 16 + ((thread & 31) >> 2)) * 4;
+      const float first = load_shared(x), second = load_shared(x + 8 * 4);
       const float scales[2][2] = {{__fmul_rn(scale.x, first), __fmul_rn(scale.x, second)}, {__fmul_rn(scale.y, first), __fmul_rn(scale.y, second)}};
       wgmma_wait_for(wait);
       settle(of);
-      if (last && lane == 0) barrier_arrive(at.empty(stage));
+      if (last && (thread_here() & 31) == 0) barrier_arrive(at.empty(stage));
 #pragma unroll
       for (int i = 0; i < Share::kSums; ++i) acc[m][i] = __fmaf_rn(of[i], scales[i / 4 % 2][i / 2 % 2], acc[m][i]);
     };
-    int k = 0;
-    if constexpr (Share::kBlocks == 1)
+    if constexpr (Share::kBlocks == 1) {
+      int k = 0;
       for (; k + 2 <= count; k += 2) {
         float product[2][Share::kSums];
         int stages[2];
@@ -168,17 +200,31 @@ __device__ __forceinline__ void multiply_wide(const Layout<kColumns, kFp8, false
         promote(product[0], stages[0], 0, 1, true);
         promote(product[1], stages[1], 0, 0, true);
       }
-    const bool both = Share::kBlocks == 2 && Share::first_row(group, 1) < rows;
-    for (; k < count; ++k) {  // the other warpgroup multiplies while this one promotes
-      const int stage = next_stage();
+      for (; k < count; ++k) {
+        const int stage = next_stage();
+        float product[Share::kSums];
+        start(product, stage, 0, false);
+        promote(product, stage, 0, 0, true);
+      }
+    } else {  // the other warpgroup multiplies while this one promotes
+      const bool both = Share::first_row(group, 1) < rows;
       float product[Share::kSums];
-      start(product, stage, 0, false);
-      promote(product, stage, 0, 0, !both);
-      if constexpr (Share::kBlocks == 2)
+      int stage = next_stage();
+      for (int k = 1; k <= count; ++k) {
+        const int now = stage;
+        // The next tile is waited for while products are under way, so that its own begin as soon as there are registers.
+        const auto then = [&] { if (k < count) stage = next_stage(); };
+        start(product, now, 0, false);
         if (both) {
-          start(product, stage, 1, false);
-          promote(product, stage, 1, 0, true);
+          promote(product, now, 0, 0, false);
+          start(product, now, 1, false);
+          then();
+          promote(product, now, 1, 0, true);
+        } else {
+          then();
+          promote(product, now, 0, 0, true);
         }
+      }
     }
   } else {
     int before = 0;
@@ -197,147 +243,207 @@ __device__ __forceinline__ void multiply_wide(const Layout<kColumns, kFp8, false
   }
 }
 
-template <int kColumns>
-__device__ __forceinline__ void store_wide(const LinearPhase& phase, const WideSums<kColumns>& acc, int tile, int rows) {
-  using Share = WideShare<kColumns>;
-  const int group = thread_here() >> 7;
-#pragma unroll
-  for (int m = 0; m < Share::kBlocks; ++m)
-    store_units<Share::kUnits>(phase, acc[m], tile, Share::first_unit(group), Share::first_row(group, m), rows);
-}
-
 /// Where a warpgroup's thread leaves four of its sums: [64 rows][unit][half][thread] of part `place`.
 template <int kColumns>
 __device__ __forceinline__ float4* wide_part(float* parts, int64_t place, int row_block, int unit, int half, int thread) {
   return reinterpret_cast<float4*>(parts + place * (kTileRows * kColumns)) + ((row_block * 8 + unit) * 2 + half) * 128 + thread;
 }
 
-/// Leaves a part of a tile row for those that add it up; of rows that there are not, zeros.
-template <int kColumns>
-__device__ __forceinline__ void leave_wide(float* parts, const WideSums<kColumns>& acc, int place, int rows) {
+/// `then(sums, unit, first_row)` for all sums of a thread whose 64 rows begin below `rows`, kUnits units at a time. The sums are gone thereafter.
+template <int kColumns, int kUnits>
+__device__ __forceinline__ void for_each_units(WideSums<kColumns>& acc, int rows, const auto& then) {
   using Share = WideShare<kColumns>;
-  const int thread = thread_here(), group = thread >> 7;
+  constexpr int kStep = kUnits * 8;
+  const int group = warpgroup();
+#pragma unroll 1
+  for (int m = 0; m < Share::kBlocks && Share::first_row(group, m) < rows; ++m) {
+#pragma unroll 1
+    for (int u = 0; u < Share::kUnits; u += kUnits) {
+      float sums[kStep];
 #pragma unroll
-  for (int m = 0; m < Share::kBlocks; ++m) {
-    const int row = Share::first_row(group, m), mine = row + ((thread >> 5) & 3) * 16 + ((thread & 31) >> 2);
-    if (row >= rows) break;
+      for (int i = 0; i < kStep; ++i) sums[i] = acc[0][i];
 #pragma unroll
-    for (int u = 0; u < Share::kUnits; ++u)
+      for (int i = 0; i < Share::kSums - kStep; ++i) acc[0][i] = acc[0][i + kStep];
+      then(sums, Share::first_unit(group) + u, Share::first_row(group, m));
+    }
+    if constexpr (Share::kBlocks > 1)
+#pragma unroll
+      for (int i = 0; i < Share::kSums; ++i) acc[0][i] = acc[1][i];
+  }
+}
+
+template <int kColumns>
+__device__ __forceinline__ void store_wide(const LinearPhase& phase, WideSums<kColumns>& acc, int tile, int rows) {
+  const OutputSegment& segment = segment_of(phase, tile);
+  const int local = tile - segment.first_tile;
+  if (phase.epilogue == Epilogue::kStore && phase.row_scale == nullptr && is_whole(segment, local)) {  // little code
+    constexpr int kAll = WideShare<kColumns>::kUnits;
+    for_each_units<kColumns, kAll>(acc, rows, [&](const float(&v)[kAll * 8], int unit, int first_row) {
+      const int thread = thread_here(), row = first_row + ((thread >> 5) & 3) * 16 + ((thread & 31) >> 2);
+      auto* out = static_cast<__nv_bfloat16*>(segment.out) + row * segment.stride + local * kTileRows + unit * 16 + (thread & 3) * 4;
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (row + 8 * r < rows)
+#pragma unroll
+          for (int u = 0; u < kAll; ++u) {
+            const float* y = v + u * 8 + r * 2;
+            *reinterpret_cast<uint2*>(out + 8 * r * segment.stride + u * 16) = {bf16_pair(y[0], y[4]), bf16_pair(y[1], y[5])};
+          }
+    });
+  } else {
+    for_each_units<kColumns, kUnitsTogether>(acc, rows, [&](UnitSums& sums, int unit, int first_row) {
+      Before before;
+      load_before(phase, tile, unit, first_row, rows, before);
+      store_scaled(phase, sums, tile, unit, first_row, rows, before);
+    });
+  }
+}
+
+/// Of a thread's sums in kUnitsTogether units, what another block has left of them in part `place`.
+template <int kColumns>
+struct LeftUnits {
+  float4 words[kUnitsTogether * 2];
+
+  static __device__ __forceinline__ float4* at(float* parts, int place, int row_block, int unit, int i) {
+    return wide_part<kColumns>(parts, place, row_block, unit + i / 2, i % 2, thread_here() & 127);
+  }
+  __device__ __forceinline__ void load(float* parts, int place, int row_block, int unit) {
+#pragma unroll
+    for (int i = 0; i < kUnitsTogether * 2; ++i) words[i] = load_relaxed(at(parts, place, row_block, unit, i));
+  }
+  /// From shared memory.
+  __device__ __forceinline__ void load_own(const float* own, int row_block, int unit) {
+#pragma unroll
+    for (int i = 0; i < kUnitsTogether * 2; ++i) words[i] = *at(const_cast<float*>(own), 0, row_block, unit, i);
+  }
+  /// Of a warp: one answer for all, so that the compiler sees that loops which wait do not part it.
+  __device__ __forceinline__ bool are_there() const {
+    bool there = true;
+#pragma unroll
+    for (int i = 0; i < kUnitsTogether * 2; ++i) there = there && is_there(words[i]);
+    return __all_sync(0xffffffffu, there);
+  }
+  static __device__ __forceinline__ void mark_empty(float* parts, int place, int row_block, int unit) {
+    const float nothing = __uint_as_float(kNothing);
+#pragma unroll
+    for (int i = 0; i < kUnitsTogether * 2; ++i) __stcg(at(parts, place, row_block, unit, i), make_float4(nothing, nothing, nothing, nothing));
+  }
+  __device__ __forceinline__ void copy_to(UnitSums& sums) const {
+#pragma unroll
+    for (int i = 0; i < kUnitsTogether * 2; ++i) sums[i * 4] = words[i].x, sums[i * 4 + 1] = words[i].y, sums[i * 4 + 2] = words[i].z, sums[i * 4 + 3] = words[i].w;
+  }
+  __device__ __forceinline__ void add_to(UnitSums& sums) const {
+#pragma unroll
+    for (int i = 0; i < kUnitsTogether * 2; ++i) {
+      const float values[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[i * 4 + j] = __fadd_rn(sums[i * 4 + j], values[j]);
+    }
+  }
+};
+
+/// A tile row of which several blocks have parts. Those that have no tiles behind it add them up, each a share: items of kUnitsTogether units of 64 rows, row block by row block. So a block adds up
+/// no tile row but its last, and what it has of another is left long before; of two blocks that share a tile row the first adds it up.
+struct SharedTileRow {
+  static constexpr int kItems = 8 / kUnitsTogether;  // of 64 rows
+  int first = 0, parts = 0;  // the blocks that have parts
+  int begin = 0, end = 0;    // this block's items
+
+  SharedTileRow() = default;
+  __device__ SharedTileRow(const LinearPhase& phase, int tile, int rows) {
+    const uint32_t place = static_cast<uint32_t>(tile) * static_cast<uint32_t>(phase.k_blocks), behind = place + phase.k_blocks, blocks = phase.blocks;
+    first = block_of(phase, place, phase.blocks);
+    const int last = block_of(phase, behind - 1, phase.blocks), which = static_cast<int>(blockIdx.x) - first;
+    parts = last - first + 1;
+    const int adders = num_tiles(phase) * static_cast<uint32_t>(last + 1) / blocks > behind ? parts - 1 : parts, items = (rows + 63) / 64 * kItems;
+    begin = items * which / adders, end = items * (which + 1) / adders;
+  }
+  __device__ bool is_mine(int row_block, int unit) const {
+    const int item = row_block * kItems + unit / kUnitsTogether;
+    return item >= begin && item < end;
+  }
+};
+
+/// Leaves a part of a tile row for those that add it up. What this block adds up itself goes to `own`, laid out as a part, unless that is null.
+template <int kColumns>
+__device__ __forceinline__ void leave_wide(float* parts, float* own, WideSums<kColumns>& acc, int place, const SharedTileRow& shared, int rows) {
+  constexpr int kAll = WideShare<kColumns>::kUnits;
+  for_each_units<kColumns, kAll>(acc, rows, [&](const float(&sums)[kAll * 8], int unit, int first_row) {
+    const int thread = thread_here() & 127, row_block = first_row / 64;
+#pragma unroll
+    for (int u = 0; u < kAll; ++u) {
+      const bool stays = own != nullptr && shared.is_mine(row_block, unit + u);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float* v = acc[m] + u * 8 + half * 4;
-        const bool first = mine < rows, second = mine + 8 < rows;
-        __stcg(wide_part<kColumns>(parts, place, row / 64, Share::first_unit(group) + u, half, thread & 127),
-               make_float4(first ? v[0] : 0, first ? v[1] : 0, second ? v[2] : 0, second ? v[3] : 0));
+        const float* v = sums + u * 8 + half * 4;
+        if (stays) *wide_part<kColumns>(own, 0, row_block, unit + u, half, thread) = make_float4(v[0], v[1], v[2], v[3]);
+        else __stcg(wide_part<kColumns>(parts, place, row_block, unit + u, half, thread), make_float4(v[0], v[1], v[2], v[3]));
       }
-  }
-}
-
-/// Adds to the first part of a tile row what the blocks behind this one leave of it, in the order of K, each word as soon as it is there, and marks the places as empty again. Parts that continue
-/// a tile row are the first that their blocks compute, so they are seldom waited for.
-template <int kColumns>
-__device__ __forceinline__ void join_first(const LinearPhase& phase, float* parts, WideSums<kColumns>& acc, int tile, int grid) {
-  using Share = WideShare<kColumns>;
-  static_assert(Share::kBlocks == 1);
-  constexpr int kTogether = 2, kPieces = Share::kSums / 4;
-  const int thread = thread_here(), group = thread >> 7;
-  const int last = block_of(phase, static_cast<uint32_t>(tile + 1) * static_cast<uint32_t>(phase.k_blocks) - 1, grid);
-  const float nothing = __uint_as_float(kNothing);
-#pragma unroll 1
-  for (int block = static_cast<int>(blockIdx.x) + 1; block <= last; block += kTogether) {
-    const auto place = [&](int b, int i) { return wide_part<kColumns>(parts, 2 * (block + b), 0, Share::first_unit(group) + i / 2, i % 2, thread & 127); };
-    float4 part[kTogether][kPieces];
-    bool there;
-    do {
-      there = true;
-#pragma unroll
-      for (int b = 0; b < kTogether; ++b)
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i)
-          if (block + b <= last) {
-            part[b][i] = load_relaxed(place(b, i));
-            there = there && is_there(part[b][i]);
-          }
-    } while (!there);
-#pragma unroll
-    for (int b = 0; b < kTogether; ++b)
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i)
-        if (block + b <= last) {
-          const float values[4] = {part[b][i].x, part[b][i].y, part[b][i].z, part[b][i].w};
-#pragma unroll
-          for (int j = 0; j < 4; ++j) acc[0][i * 4 + j] = __fadd_rn(acc[0][i * 4 + j], values[j]);
-          __stcg(place(b, i), make_float4(nothing, nothing, nothing, nothing));
-        }
-  }
-}
-
-/// Adds up what all blocks leave of a tile row, this block its share of rows and features, in the order of K, each word as soon as it is there, and marks the places as empty again. All
-/// consumers, once the block's own parts are left; `first` to `last` are the blocks that share the tile row.
-template <int kColumns>
-__device__ __forceinline__ void join_wide(const LinearPhase& phase, float* parts, int tile, int first, int last, int rows) {
-  constexpr int kTogether = 2;  // units; with up to four parts of each under way
-  const int thread = thread_here();
-  const int count = last - first + 1, units = (rows + 63) / 64 * (8 / kTogether), which = static_cast<int>(blockIdx.x) - first;
-  const int end = units * (which + 1) / count;
-  const float nothing = __uint_as_float(kNothing);
-#pragma unroll 1
-  for (int item = units * which / count + (thread >> 7); item < end; item += 2) {
-    const int row_block = item / (8 / kTogether), unit = item % (8 / kTogether) * kTogether;
-    float sum[kTogether * 8];
-#pragma unroll 1
-    for (int part = 0; part < count; part += 4) {
-      const auto place = [&](int n, int i) {
-        return wide_part<kColumns>(parts, 2 * (first + part + n) + (part + n > 0 ? 0 : 1), row_block, unit + i / 2, i % 2, thread & 127);
-      };
-      float4 loaded[4][kTogether * 2];
-      bool there;
-      do {
-        there = true;
-#pragma unroll
-        for (int n = 0; n < 4; ++n)
-          if (part + n < count)
-#pragma unroll
-            for (int i = 0; i < kTogether * 2; ++i) {
-              loaded[n][i] = load_relaxed(place(n, i));
-              there = there && is_there(loaded[n][i]);
-            }
-      } while (!there);
-#pragma unroll
-      for (int n = 0; n < 4; ++n)
-        if (part + n < count)
-#pragma unroll
-          for (int i = 0; i < kTogether * 2; ++i) {
-            const float4& v = loaded[n][i];
-            const float values[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sum[i * 4 + j] = n == 0 && part == 0 ? values[j] : __fadd_rn(sum[i * 4 + j], values[j]);
-            __stcg(place(n, i), make_float4(nothing, nothing, nothing, nothing));
-          }
     }
-    store_units<kTogether>(phase, sum, tile, unit, row_block * 64, rows);
-  }
+  });
 }
 
-/// The tile rows that this block shares, once its own parts of them are left: at most its first and its last.
+/// Adds up this block's share of its last tile row, in the order of K, each word as soon as it is there, and marks the places as empty again. All consumers; `own`: what leave_wide kept of this block's own part.
 template <int kColumns>
-__device__ __forceinline__ void join_shared(const LinearPhase& phase, float* parts, int rows) {
-  const DecodeWalk walk(phase);
-  if (walk.left == 0) return;
-  const auto k_blocks = static_cast<uint32_t>(phase.k_blocks);
-  const uint32_t begin = static_cast<uint32_t>(walk.tile) * k_blocks + walk.k, end = begin + walk.left;
-  const int last_tile = static_cast<int>((end - 1) / k_blocks);
-  const bool first_is_shared = walk.k > 0 || walk.left < phase.k_blocks, last_is_shared = last_tile != walk.tile && end % k_blocks != 0;
+__device__ __forceinline__ void join_wide(const LinearPhase& phase, float* parts, const float* own, int tile, const SharedTileRow& shared, int rows) {
+  constexpr int kItems = SharedTileRow::kItems, kAtOnce = 4;  // parts that are under way
+  const int count = shared.parts, end = shared.end, kept = static_cast<int>(blockIdx.x) - shared.first;
+  int item = shared.begin + warpgroup(), part = 0;
+  if (item >= end) return;
+  LeftUnits<kColumns> left[kAtOnce];
+  Before before;
+  const auto row_block = [&] { return item / kItems; };
+  const auto unit = [&] { return item % kItems * kUnitsTogether; };
+  const auto place_of = [&](int n) { return 2 * (shared.first + part + n) + (part + n > 0 ? 0 : 1); };
+  const auto load = [&] {
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (part + n >= count) continue;
+      if (part + n == kept) left[n].load_own(own, row_block(), unit());
+      else left[n].load(parts, place_of(n), row_block(), unit());
+    }
+  };
+  const auto are_there = [&] {
+    bool there = true;
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n)
+      if (part + n < count) there = there && left[n].are_there();
+    return there;
+  };
+  const auto load_first = [&] {
+    load_before(phase, tile, unit(), row_block() * 64, rows, before);
+    load();
+  };
+  UnitSums sums;
+  load_first();
 #pragma unroll 1
-  for (int i = first_is_shared ? 0 : 1; i < (last_is_shared ? 2 : 1); ++i) {
-    const int tile = i == 0 ? walk.tile : last_tile;
-    const int first = block_of(phase, static_cast<uint32_t>(tile) * k_blocks, walk.grid), last = block_of(phase, static_cast<uint32_t>(tile) * k_blocks + k_blocks - 1, walk.grid);
-    join_wide<kColumns>(phase, parts, tile, first, last, rows);
+  while (true) {
+    while (!are_there()) load();
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (part + n >= count) continue;
+      if (part + n == 0) left[n].copy_to(sums);
+      else left[n].add_to(sums);
+      if (part + n != kept) LeftUnits<kColumns>::mark_empty(parts, place_of(n), row_block(), unit());
+    }
+    part += kAtOnce;
+    if (part < count) {
+      load();
+      continue;
+    }
+    const int finished_rows = row_block() * 64, finished_unit = unit();
+    const Before of_finished = before;
+    part = 0;
+    item += 2;
+    if (item < end) load_first();  // on its way while what is finished is stored
+    store_scaled(phase, sums, tile, finished_unit, finished_rows, rows, of_finished);
+    if (item >= end) return;
   }
 }
 
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void multiply_rows(const ChainArgs& args, const Layout<kColumns, kFp8, false>& at) {
+__device__ __forceinline__ void multiply_rows(const ChainArgs& args, const Layout<kColumns, kFp8, false>& layout) {
+  const Layout<kColumns, kFp8, false> at = layout.settled();
   const LinearPhase& phase = args.phases[0];
   DecodeWalk walk(phase);
   wait_for_predecessors();
@@ -348,30 +454,37 @@ __device__ __forceinline__ void multiply_rows(const ChainArgs& args, const Layou
     if (threadIdx.x == 0) arrive(args.arrivals + kMaxPhases);
   }
   RingPlace ring;
-  const bool one_joins = first_joins<kColumns>(phase);
+  auto* own = reinterpret_cast<float*>(at.generic);
+  SharedTileRow shared;  // that this block adds up
+  int last_tile = -1;
   while (walk.left > 0) {
     const int begin = walk.k, count = min(phase.k_blocks - begin, walk.left);
     WideSums<kColumns> acc;
     multiply_wide<kColumns, kFp8>(at, acc, count, args.rows, ring);
     if (count == phase.k_blocks) {
       store_wide<kColumns>(phase, acc, walk.tile, args.rows);
-    } else if (begin > 0 || !one_joins) {
-      leave_wide<kColumns>(args.parts, acc, 2 * static_cast<int>(blockIdx.x) + (begin > 0 ? 0 : 1), args.rows);
-    } else if constexpr (WideShare<kColumns>::kBlocks == 1) {
-      join_first<kColumns>(phase, args.parts, acc, walk.tile, walk.grid);
-      store_wide<kColumns>(phase, acc, walk.tile, args.rows);
+    } else {
+      const bool adds = walk.left == count;
+      if (adds) {  // what this block adds up itself stays with it, where the ring was
+        last_tile = walk.tile;
+        shared = SharedTileRow(phase, walk.tile, args.rows);
+        consumer_barrier();
+      }
+      leave_wide<kColumns>(args.parts, adds ? own : nullptr, acc, 2 * static_cast<int>(blockIdx.x) + (begin > 0 ? 0 : 1), shared, args.rows);
     }
     walk.left -= count;
     walk.next_tile();
   }
   const auto join = [&] {
-    if (!one_joins) join_shared<kColumns>(phase, args.parts, args.rows);
+    if (last_tile < 0) return;
+    consumer_barrier();
+    join_wide<kColumns>(phase, args.parts, own, last_tile, shared, args.rows);
   };
   if constexpr (kHasHelpers<kColumns>) {
     join();
     if (phase.side.weight != nullptr) named_barrier<6, kConsumers + kHelpers>();
   } else {
-    side_rows_of_consumers<kFp8>(args, phase, 0, join);
+    side_rows_of_consumers<kColumns, kFp8>(args, phase, 0, join);
   }
   consumer_barrier();
   if (threadIdx.x == 0 && atomicAdd(args.arrivals + 2 * kMaxPhases, 1) == static_cast<int>(gridDim.x) - 1)  // the last block leaves the counters as it found them

@@ -137,14 +137,24 @@ __device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, int 
 #pragma unroll
   for (int n = 0; n < kCount; ++n)
     if (l == 0 && half + n * kHalves < blocks) sums[half + n * kHalves] = square[n];
+  struct Factors {
+    float4 low, high;
+  };
+  const auto factors_of = [&](int n) {
+    const auto* factors = reinterpret_cast<const float4*>(args.norm + min(half + n * kHalves, blocks - 1) * 128 + l * 8);
+    return Factors{__ldg(factors), __ldg(factors + 1)};
+  };
+  constexpr int kEarly = kThreads == 128 ? kFirst : 0;  // factors that are asked for before all have come so far, where there are registers
+  Factors early[kEarly > 0 ? kEarly : 1];
+#pragma unroll
+  for (int n = 0; n < kEarly; ++n) early[n] = factors_of(n);
   barrier();
   const float inverse = inverse_rms(sums, blocks, args.eps);
   const auto finish = [&]<int kFrom, int kTo>() {
     uint4 y[kTo - kFrom];
 #pragma unroll
     for (int n = kFrom; n < kTo; ++n) {
-      const auto* factors = reinterpret_cast<const float4*>(args.norm + min(half + n * kHalves, blocks - 1) * 128 + l * 8);
-      float4 low = __ldg(factors), high = __ldg(factors + 1);
+      auto [low, high] = n < kEarly ? early[n < kEarly ? n : 0] : factors_of(n);
       if (args.norm_offset != 0) {
         low = {low.x + args.norm_offset, low.y + args.norm_offset, low.z + args.norm_offset, low.w + args.norm_offset};
         high = {high.x + args.norm_offset, high.y + args.norm_offset, high.z + args.norm_offset, high.w + args.norm_offset};
@@ -177,6 +187,39 @@ __device__ __forceinline__ void quantise_groups_of_rows(const QuantiseArgs& args
       const int group = first + n * step, row = group / blocks;
       if (group < total) store_group(args, row, group - row * blocks, l, x[n], bytes[n], scales[n]);
     }
+  }
+}
+
+/// The same where a half-warp has many: the next are asked for before those at hand are quantised.
+__device__ __forceinline__ void quantise_many_groups_of_rows(const QuantiseArgs& args, int rows, int first, int step) {
+  constexpr int kCount = 4;
+  struct Groups {
+    uint4 x[kCount];
+    int row[kCount], block[kCount];
+  };
+  const int l = threadIdx.x & 15, blocks = args.k_blocks, step_rows = step / blocks, step_blocks = step - step_rows * blocks;
+  int row = first / blocks, block = first - row * blocks;
+  const auto load = [&](Groups& groups) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      groups.row[n] = row, groups.block[n] = block;
+      groups.x[n] = row < rows ? load_row_piece(args.in, row * args.in_stride + block * 128 + l * 8) : uint4{};
+      row += step_rows, block += step_blocks;
+      if (block >= blocks) block -= blocks, ++row;
+    }
+  };
+  Groups groups;
+  load(groups);
+  while (__any_sync(0xffffffffu, groups.row[0] < rows)) {
+    Groups next;
+    load(next);
+    uint2 bytes[kCount];
+    float scales[kCount];
+    quantise_groups(groups.x, bytes, scales);
+#pragma unroll
+    for (int n = 0; n < kCount; ++n)
+      if (groups.row[n] < rows) store_group(args, groups.row[n], groups.block[n], l, groups.x[n], bytes[n], scales[n]);
+    groups = next;
   }
 }
 

@@ -42,6 +42,10 @@ struct SideWeights {
     uint4 low[4], high[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) low[i] = piece(i / 2, i % 2 * 4 + q), high[i] = upper(i / 2, i % 2 * 4 + q);
+    multiply(product, low, high);
+  }
+  /// Where the pieces are there already: [half * 2 + 0 or 1], columns q and q + 4 of a half.
+  __device__ __forceinline__ void multiply(float (&product)[4], const uint4 (&low)[4], const uint4 (&high)[4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) product[i] = 0;
 #pragma unroll
@@ -62,26 +66,63 @@ __device__ __forceinline__ void leave_side(float* parts, int unit, int first_row
   if (row + 8 < rows) __stcg(reinterpret_cast<float2*>(side_part(parts, unit, row + 8) + packed), make_float2(sum[2], sum[3]));
 }
 
-/// The units of this block by all rows in x16 (bf16 [2 blocks][x_rows] pieces of 128 bytes, permuted), 16 rows a warp of `warps`.
+/// The units of this block by all rows in x16 (bf16 [2 blocks][x_rows] pieces of 128 bytes, permuted), kGroups times 16 rows a warp of `warps` at once. kAhead: pieces are asked for
+/// before those of the block before are multiplied, which takes 160 registers with two groups.
+template <int kGroups, bool kAhead>
 __device__ __forceinline__ void multiply_side(const SideRows& side, const void* x16, int rows, int x_rows, int blocks, int warp, int warps) {
-  const int g = (static_cast<int>(threadIdx.x) & 31) >> 2;
+  const int lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, q = lane & 3;
+  struct Pieces {
+    SideWeights weights;
+    uint4 x[kGroups][2][4];
+  };
   for (int at = static_cast<int>(blockIdx.x); at < side_units(side, blocks); at += static_cast<int>(gridDim.x)) {
     const SideUnit unit(side, at, blocks);
-    for (int first = warp * 16; first < rows; first += warps * 16) {
-      const auto piece_of = [&](int row, int block) {
-        return [&, row, block](int half, int p) {
-          return row < rows ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const char*>(x16) + int64_t{2 * block + half} * x_rows * kTileRowBytes + swizzled(row, p * 16))) : uint4{};
-        };
-      };
-      float sum[4] = {};
-#pragma unroll 1
-      for (int block = unit.first_block(); block < unit.first_block() + unit.count(blocks); ++block) {
-        float product[4];
-        SideWeights(side, unit, block, blocks).multiply(product, piece_of(first + g, block), piece_of(first + g + 8, block));
+    for (int first = warp * 16; first < rows; first += warps * 16 * kGroups) {
+      const auto load = [&](Pieces& pieces, int block) {
+        pieces.weights = SideWeights(side, unit, block, blocks);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[i] = __fadd_rn(sum[i], product[i]);
+        for (int n = 0; n < kGroups; ++n)
+#pragma unroll
+          for (int upper = 0; upper < 2; ++upper) {
+            const int row = first + n * warps * 16 + upper * 8 + g;
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+              pieces.x[n][upper][i] = row < rows ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const char*>(x16) + int64_t{2 * block + i / 2} * x_rows * kTileRowBytes +
+                                                                                         swizzled(row, (i % 2 * 4 + q) * 16)))
+                                                 : uint4{};
+          }
+      };
+      float sum[kGroups][4] = {};
+      const auto add = [&](const Pieces& pieces) {
+#pragma unroll
+        for (int n = 0; n < kGroups; ++n) {
+          float product[4];
+          pieces.weights.multiply(product, pieces.x[n][0], pieces.x[n][1]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[n][i] = __fadd_rn(sum[n][i], product[i]);
+        }
+      };
+      const int end = unit.first_block() + unit.count(blocks);
+      Pieces pieces;
+      load(pieces, unit.first_block());
+      if constexpr (kAhead) {
+        Pieces next;
+#pragma unroll 1
+        for (int block = unit.first_block() + 1; block < end; ++block) {
+          load(next, block);
+          add(pieces);
+          pieces = next;
+        }
+      } else {
+#pragma unroll 1
+        for (int block = unit.first_block() + 1; block < end; ++block) {
+          add(pieces);
+          load(pieces, block);
+        }
       }
-      leave_side(side.parts, at, first, rows, sum);
+      add(pieces);
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) leave_side(side.parts, at, first + n * warps * 16, rows, sum[n]);
     }
   }
 }
