@@ -17,6 +17,7 @@ constexpr KnownCard kCards[] = {
     {"l40s", "NVIDIA L40S", kCuda, 44 * kGiB, 864e9, 142, 89, true},
     {"rtx4090", "NVIDIA GeForce RTX 4090", kCuda, 47 * kGiB / 2, 1.008e12, 128, 89, true},
     {"rtx5090", "NVIDIA GeForce RTX 5090", kCuda, 31 * kGiB, 1.792e12, 170, 120, true},
+    {"rtx6000ada", "NVIDIA RTX 6000 Ada Generation", kCuda, 47 * kGiB, 960e9, 142, 89, true},
     {"rtxpro6000", "NVIDIA RTX PRO 6000 Blackwell", kCuda, 94 * kGiB, 1.792e12, 188, 120, true},
     {"b60", "Intel Arc Pro B60", kOpenCl, 24 * kGiB, 456e9, 20, 2021, false, 20 * 8 * 2.4e9},
     {"b70", "Intel Arc Pro B70", kOpenCl, 32 * kGiB, 608e9, 32, 2031, false, 32 * 8 * 2.8e9},

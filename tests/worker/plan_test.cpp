@@ -66,7 +66,7 @@ TEST(Plan, LeavesNoLayerToPlainKernelsOnAnyNvidiaCard) {
     const char* config;
     bool quantize_fp8, quantize_activations;
   };
-  for (const char* card : {"h200", "h100", "a100", "rtxa6000", "rtx3090", "l40s", "rtx4090", "rtx5090", "rtxpro6000"})
+  for (const char* card : {"h200", "h100", "a100", "rtxa6000", "rtx3090", "l40s", "rtx4090", "rtx6000ada", "rtx5090", "rtxpro6000"})
     for (const Case& c : {Case{"config.fp8.json", false, true}, {"config.fp8.json", false, false}, {"config.static.json", false, true}, {"config.json", false, true}, {"config.json", true, true}})
       for (const int32_t tp_size : {1, 2, 4}) {
         SCOPED_TRACE(::testing::Message() << card << ", " << c.config << (c.quantize_fp8 ? ", --quantization fp8" : "") << (c.quantize_activations ? "" : ", --activation-scheme none") << ", tp " << tp_size);
@@ -92,6 +92,8 @@ TEST(Plan, LeavesNoLayerToPlainKernelsOnAnyNvidiaCard) {
             EXPECT_EQ(choice.candidate, traits.architecture == 90 ? "cuda.sm90" : "cuda.mma") << choice.problem;
           } else if (choice.op == "gdn_mix") {
             EXPECT_EQ(choice.candidate, "cuda.mma.chunked") << choice.problem;
+          } else if (choice.op == "sample") {
+            EXPECT_EQ(choice.candidate, traits.architecture == 90 ? "cuda.sm90" : "cuda.rows") << choice.problem;
           }
       }
 }

@@ -3,15 +3,15 @@
 #include "backends/cuda/e4m3.h"
 #include "backends/cuda/mma.h"
 #include "backends/cuda/plain.h"
+#include "backends/cuda/sample_rows.h"
 #include "backends/cuda/sm90.h"
 
 namespace quern::cuda {
 
 namespace {
 
-/// Candidates of an op, best first. accepts and make are overloaded for every op: a candidate takes its own. By request: for tests and measurements.
-template <class Op>
-constexpr ops::Candidate<Op> kSm90[] = {{"cuda.sm90", sm90::accepts, sm90::make}, {"cuda.plain", plain::accepts, plain::make}};
+// Candidates of an op, best first. accepts and make are overloaded for every op: a candidate takes its own. By request: for tests and measurements.
+
 template <class Op, sm90::PromptShape kShape>
 Result<std::unique_ptr<typename Op::Kernel>> make_linear(const typename Op::Problem& problem, ops::Device& device) {
   return sm90::make(problem, device, kShape);
@@ -44,6 +44,7 @@ constexpr ops::Candidate<Op> kPlain[] = {{"cuda.plain", plain::accepts, plain::m
 constexpr ops::Candidate<ops::Attention> kAttention[] = {{"cuda.sm90", sm90::accepts, sm90::make},
                                                          {"cuda.mma", mma::accepts, mma::make},
                                                          {"cuda.plain", plain::accepts, plain::make}};
+constexpr ops::Candidate<ops::Sample> kSample[] = {{"cuda.sm90", sm90::accepts, sm90::make}, {"cuda.rows", rows::accepts, rows::make}, {"cuda.plain", plain::accepts, plain::make}};
 constexpr ops::Candidate<ops::GdnMix> kGdnMix[] = {{"cuda.mma.chunked", mma::accepts, mma::make_chunked},
                                                    {"cuda.mma", mma::accepts, mma::make},
                                                    {"cuda.plain", plain::accepts, plain::make}};
@@ -61,7 +62,7 @@ constinit const ops::KernelTable kKernelTable{
     .down_residual = kLinear<ops::DownResidual>,
     .mtp_in = kLinear<ops::MtpIn>,
     .head = kLinear<ops::Head>,
-    .sample = kSm90<ops::Sample>,
+    .sample = kSample,
     .draft_rows = kPlain<ops::DraftRows>,
     .state_copy = kPlain<ops::StateCopy>,
     .combine = kPlain<ops::Combine>,

@@ -40,6 +40,9 @@ struct SampleArgs {
 /// run.
 inline constexpr int kSampleCluster = 8, kSampleSharedBytes = 54 << 10, kMaxSampleSlice = 42 << 10, kMaxSampleDraws = 64;
 
+/// Of the kernels in sample_rows.cu: dynamic shared memory, and the most logits of a row.
+inline constexpr int kSampleRowsSharedBytes = 54 << 10, kMaxSampleRowTokens = 1 << 20;
+
 /// The rows' best tokens, as ids or as keys.
 struct ArgmaxArgs {
   const float* logits;          // [rows, width]
