@@ -752,17 +752,20 @@ TEST(Sample, LimitsOfALargeVocabularyAreThoseOfSorting) {
   for (const int64_t vocab : kLargeVocabs) {
     const bool large = vocab > 100000;
     Sampler sampler(vocab);
-    for (int shape = 0; shape < 5; ++shape) {
+    for (int shape = 0; shape < 6; ++shape) {
       std::vector<float> logits = random.normals(vocab, shape == 1 ? 0.01f : 3.0f);
       if (shape == 2)  // many ties
         for (float& x : logits) x = std::round(x);
       if (shape == 3)  // few tokens far above the others, some of them further than any histogram reaches
         for (size_t i = 0; i < logits.size(); ++i) logits[i] = i % 977 == 5 ? 30 + logits[i] : 10 * logits[i] - 40;
       if (shape == 4) std::fill(logits.begin(), logits.end(), 1.5f);
+      if (shape == 5)  // the best ones at few distances from each other
+        for (size_t i = 0; i < logits.size(); ++i) logits[i] += i % 4096 < 12 ? 30 : 0;
       for (const float temperature : {1.0f, 0.2f, 3.0f})
         for (const auto& [top_k, top_p, min_p] : {std::tuple{0, 0.9f, 0.0f},
                                                   {20, 1.0f, 0.0f},
                                                   {50, 0.95f, 0.0f},
+                                                  {kMaxCandidates, 0.999f, 0.0f},
                                                   {3000, 0.5f, 0.0f},
                                                   {1, 0.3f, 0.0f},
                                                   {700, 0.8f, 0.01f},
@@ -835,6 +838,125 @@ TEST(Sample, PenaltiesSeeWhatWasDrawnWhereDraftsCountAsAccepted) {
     text.insert(text.end(), answer.tokens.begin(), answer.tokens.end());
   }
   EXPECT_EQ(text, expected);
+}
+
+/// Parameters of every kind, each of which may take its own way through a kernel.
+std::vector<SamplingParams> params_of_all_kinds() {
+  std::vector<SamplingParams> kinds;
+  const auto add = [&](float temperature, int32_t top_k, float top_p, float min_p) -> SamplingParams& {
+    SamplingParams& p = kinds.emplace_back();
+    p.temperature = temperature;
+    p.top_k = top_k;
+    p.top_p = top_p;
+    p.min_p = min_p;
+    p.seed = kinds.size();
+    return p;
+  };
+  for (const bool penalties : {false, true})
+    for (const auto& [temperature, top_k, top_p, min_p] : {std::tuple{0.0f, 0, 1.0f, 0.0f}, {1.0f, 0, 1.0f, 0.0f}, {0.7f, 20, 0.95f, 0.0f}, {1.3f, kMaxCandidates, 1.0f, 0.02f}}) {
+      SamplingParams& p = add(temperature, top_k, top_p, min_p);
+      if (!penalties) continue;
+      p.presence_penalty = 1.5f;
+      p.frequency_penalty = 0.25f;
+      p.repetition_penalty = 1.1f;
+    }
+  add(2, 0, 1, 0);
+  add(1, 1, 1, 0);
+  add(1, 0, 0.9f, 0);
+  add(1, 0, 1, 0.1f);
+  add(0.9f, 700, 0.8f, 0);
+  add(1, 20, 0.95f, 0).num_logprobs = 5;
+  add(0, 0, 1, 0).num_logprobs = 0;
+  add(1, 20, 0.95f, 0).logit_bias = {{7, 9.0f}, {11, -100.0f}, {7, 1.0f}};
+  SamplingParams& early = add(0.8f, 40, 1, 0);
+  early.min_tokens = 9;
+  early.stop_ids = {3, 4000};
+  return kinds;
+}
+
+TEST(Sample, DrawsOfManyRunsWhatItDrawsOfEachAlone) {
+  Random random(35);
+  const std::vector<SamplingParams> kinds = params_of_all_kinds();
+  for (const int64_t vocab : {4099, 5004}) {
+    Bed bed;
+    const auto kernel = make_kernel<Sample>(bed, {vocab, vocab - 5, kMaxDrafts});
+    const auto num_runs = static_cast<int32_t>(3 * kinds.size() + 2);
+    SlotTables slots = make_slots(bed, num_runs, kMaxDrafts, 1);
+    SamplerTables tables;
+    tables.params = bed.zeros(DType::kU8, {num_runs, sizeof(SlotSampling)});
+    tables.counts = bed.zeros(DType::kI32, {num_runs, vocab});
+    tables.in_prompt = bed.zeros(DType::kU8, {num_runs, vocab});
+    std::vector<SampleRun> runs;
+    int32_t num_rows = 0, num_masks = 0;
+    for (int32_t r = 0; r < num_runs; ++r) {
+      const auto slot = static_cast<int32_t>((int64_t{r} * 5 + 2) % num_runs);
+      tables.params.data<SlotSampling>()[slot] = to_slot_sampling(kinds[static_cast<size_t>(r) % kinds.size()]);
+      slots.cursor.data<int32_t>()[slot] = static_cast<int32_t>(random.below(100));
+      for (int64_t id = 0; id < vocab; ++id) {
+        tables.counts.data<int32_t>()[slot * vocab + id] = static_cast<int32_t>(std::max<int64_t>(random.below(20) - 16, 0));
+        tables.in_prompt.data<uint8_t>()[slot * vocab + id] = random.below(8) == 0 ? 1 : 0;
+      }
+      for (int64_t i = 0; i < kMaxDrafts; ++i) slots.drafts.data<int32_t>()[slot * kMaxDrafts + i] = static_cast<int32_t>(random.below(vocab - 5));
+      SampleRun run{.slot = r % 11 == 7 ? -1 : slot, .num_rows = 1 + r % 4, .first_logits_row = num_rows};
+      if (r % 5 == 3) run.verify = r % 2 == 0 ? 1 : kSyntheticAcceptance + r % 4;
+      if (r % 13 == 5) run.first_logits_row = -1;
+      const int32_t draws = run.verify != 0 ? run.num_rows : 1;
+      if (run.first_logits_row >= 0) num_rows += draws + (r % 9 == 4 ? 2 : 0);  // rows of nobody
+      if (r % 3 == 1) run.first_mask_row = std::exchange(num_masks, num_masks + draws);
+      runs.push_back(run);
+    }
+    EXPECT_EQ(std::gcd(5, num_runs), 1) << "each has a slot of its own";
+    std::vector<float> logits = random.normals(num_rows * vocab, 3);
+    for (const auto& [run, value] : {std::pair{20, NAN}, {23, INFINITY}, {38, -INFINITY}})
+      std::fill_n(logits.begin() + std::max(runs[static_cast<size_t>(run)].first_logits_row, 0) * vocab, run == 20 ? vocab : 1, value);
+    const int64_t words = (vocab + 31) / 32;
+    const TensorView masks = bed.tensor(DType::kI32, {num_masks, words});
+    for (int64_t i = 0; i < num_masks * words; ++i) masks.data<uint32_t>()[i] = static_cast<uint32_t>(random.below(int64_t{1} << 32));
+    std::fill_n(masks.data<uint32_t>(), words, 0u);  // the first allows nothing
+
+    const std::vector<TensorView> state = {tables.params, tables.counts, slots.cursor, slots.boundary, slots.last_token};
+    std::vector<std::string> before;
+    for (const TensorView& view : state) before.push_back(Bed::bytes(view));
+    /// What becomes of each run, as bytes, and of its slot.
+    const auto sample = [&](std::span<const SampleRun> some, const std::vector<float>& rows) {
+      for (size_t i = 0; i < state.size(); ++i) std::memcpy(state[i].data<std::byte>(), before[i].data(), before[i].size());
+      const auto count = std::ssize(some);
+      const TensorView table = bed.tensor(DType::kI32, {count, kSampleRunFields});
+      std::memcpy(table.data<std::byte>(), some.data(), some.size_bytes());
+      const SampleOutput out{bed.zeros(DType::kI32, {count, kMaxDrafts + 1}), bed.zeros(DType::kI32, {count}), bed.zeros(DType::kI32, {count}), bed.zeros(DType::kF32, {count, kMaxDrafts + 1, 1 + kMaxLogprobs}),
+                             bed.zeros(DType::kI32, {count, kMaxDrafts + 1, 1 + kMaxLogprobs}), bed.zeros(DType::kI32, {count, kMaxDrafts + 1})};
+      const int64_t n = std::ssize(rows) / vocab;
+      Launch launch = bed.launch(*kernel, n);
+      kernel->enqueue(table, bed.tensor(DType::kF32, {n, vocab}, rows), masks, tables, slots, out, launch);
+      std::vector<std::string> result;
+      for (int64_t i = 0; i < count; ++i) {
+        std::string& bytes = result.emplace_back();
+        const int32_t num_tokens = out.num_tokens.data<int32_t>()[i];
+        bytes += Bed::bytes(out.num_tokens.at(i)) + Bed::bytes(out.non_finite.at(i)) + Bed::bytes(out.tokens.at(i).first(num_tokens));
+        for (int32_t draw = 0; draw < num_tokens; ++draw) bytes += Bed::bytes(out.logprobs.at(i).at(draw)) + Bed::bytes(out.logprob_ids.at(i).at(draw)) + Bed::bytes(out.chosen_rank.at(i).at(draw));
+        if (const int32_t slot = some[static_cast<size_t>(i)].slot; slot >= 0)
+          for (const TensorView& view : state) bytes += Bed::bytes(view.at(slot));
+      }
+      return result;
+    };
+    const std::vector<std::string> together = sample(runs, logits);
+    int failed = 0;
+    for (int32_t r = 0; r < num_runs; ++r) {
+      SampleRun run = runs[static_cast<size_t>(r)];
+      std::vector<float> own;
+      if (run.first_logits_row >= 0) {
+        const auto first = logits.begin() + run.first_logits_row * vocab;
+        own.assign(first, first + (run.verify != 0 ? run.num_rows : 1) * vocab);
+        run.first_logits_row = 0;
+      }
+      const Bed::Temporaries here(bed);
+      const std::string alone = sample({&run, 1}, own).at(0);
+      EXPECT_TRUE(alone == together[static_cast<size_t>(r)]) << "run " << r << ", vocabulary " << vocab;
+      failed += alone.substr(0, 8) == std::string("\0\0\0\0\1\0\0\0", 8) ? 1 : 0;
+    }
+    EXPECT_GE(failed, 3);
+    EXPECT_LE(failed, 5);
+  }
 }
 
 TEST(Sample, FindsTheArgmaxOfManyRowsOfALargeVocabulary) {

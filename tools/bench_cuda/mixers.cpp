@@ -126,12 +126,17 @@ class Mixers {
       const ops::SampleOutput out{bench_.tensor(DType::kI32, {runs, per_run}), bench_.tensor(DType::kI32, {runs}), bench_.tensor(DType::kI32, {runs}),
                                   bench_.tensor(DType::kF32, {runs, per_run, width}), bench_.tensor(DType::kI32, {runs, per_run, width}), bench_.tensor(DType::kI32, {runs, per_run})};
       ops::Launch launch{bench_.stream(), bench_.tensor(DType::kU8, {static_cast<int64_t>(std::max<size_t>(kernel->workspace_bytes(runs * per_run), 64))})};
-      ops::SamplingParams greedy, plain, usual, nucleus;
+      for (const TensorView& table : {tables.counts, tables.in_prompt}) bench_.stream().fill_zero(table);
+      const TensorView drafts = bench_.tensor(DType::kI32, {runs});
+      add("best of a draft's logits", runs, ops::RowKind::kDecode, bench_.seconds([&] { kernel->enqueue_argmax(logits.part(0, runs), drafts, launch); }), static_cast<double>(runs) * kVocab * 4, 0);
+      ops::SamplingParams greedy, plain, usual, nucleus;  // usual: as Qwen recommends
       greedy.temperature = 0;
-      usual.temperature = 0.7f;
       usual.top_k = 20;
       usual.top_p = nucleus.top_p = 0.95f;
-      for (const auto& [name, params] : {std::pair{"sample greedy", greedy}, {"sample T 1", plain}, {"sample T .7 k 20 p .95", usual}, {"sample p .95", nucleus}})
+      ops::SamplingParams penalised = usual;
+      penalised.presence_penalty = 1.5f;
+      for (const auto& [name, params] :
+           {std::pair{"sample greedy", greedy}, {"sample T 1", plain}, {"sample T 1 k 20 p .95", usual}, {"sample T 1 k 20 p .95, presence", penalised}, {"sample p .95", nucleus}})
         for (const int draws : {1, static_cast<int>(per_run)}) {
           std::vector<ops::SlotSampling> slots(static_cast<size_t>(runs), ops::to_slot_sampling(params));
           bench_.stream().copy_to_device(slots.data(), tables.params);
@@ -140,7 +145,7 @@ class Mixers {
             entries.insert(entries.end(), {r, draws, r * draws, draws > 1 ? ops::kSyntheticAcceptance + static_cast<int32_t>(kDrafts) : 0, -1});
           const TensorView table = bench_.ints({runs, ops::kSampleRunFields}, entries);
           add(fmt::format("{}, {} draws", name, draws), runs, ops::RowKind::kDecode,
-              bench_.seconds([&] { kernel->enqueue(table, logits, {}, tables, step.rows.slots, out, launch); }), static_cast<double>(runs) * draws * kVocab * 4, 0);
+              bench_.seconds([&] { kernel->enqueue(table, logits.part(0, runs * draws), {}, tables, step.rows.slots, out, launch); }), static_cast<double>(runs) * draws * kVocab * 4, 0);
         }
       bench_.release();
     }

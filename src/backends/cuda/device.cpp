@@ -304,6 +304,17 @@ Result<FunctionObject*> Device::find_function(std::string_view unit, const char*
   return function;
 }
 
+int Device::clusters_at_a_time(FunctionObject* function, const LaunchShape& shape) const {
+  if (imagined_) return 0;
+  context_->make_current();
+  LaunchAttribute attribute{};
+  attribute.id = kLaunchCluster;
+  attribute.value.cluster = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
+  const LaunchConfig config{{shape.cluster.x, shape.cluster.y, shape.cluster.z}, {shape.block.x, shape.block.y, shape.block.z}, shape.shared_bytes, nullptr, &attribute, 1};
+  int clusters = 0;
+  return context_->driver.occupancy_of_clusters(&clusters, function, &config) == kSuccess ? clusters : 0;
+}
+
 Device& cuda_device(ops::Device& device) {
   CHECK(device.traits().platform == ops::Platform::kCuda);
   return static_cast<Device&>(device);

@@ -103,9 +103,15 @@ class Device final : public ops::Device {
     context_->make_current();
     return context_->driver.occupancy(&blocks, function.handle, threads, static_cast<size_t>(shared_bytes)) == kSuccess ? blocks : 0;
   }
+  /// Clusters of a kernel that the device holds at a time; `shape.grid` means nothing.
+  template <class Args>
+  int clusters_at_a_time(const Function<Args>& function, const LaunchShape& shape) const {
+    return clusters_at_a_time(function.handle, shape);
+  }
 
  private:
   explicit Device(ops::DeviceTraits traits);
+  int clusters_at_a_time(FunctionObject* function, const LaunchShape& shape) const;
   Device(std::shared_ptr<Context> context, ops::DeviceTraits traits, const DeviceOptions& options);
   Result<FunctionObject*> find_function(std::string_view unit, const char* name, int shared_bytes);
 

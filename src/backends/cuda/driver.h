@@ -113,6 +113,7 @@ inline constexpr int kFillZeros = 0;
   X(function_attribute, "cuFuncGetAttribute", (int* value, int attribute, FunctionObject* function))                                     \
   X(function_set_attribute, "cuFuncSetAttribute", (FunctionObject * function, int attribute, int value))                                 \
   X(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor", (int* blocks, FunctionObject* function, int threads, size_t shared_bytes)) \
+  X(occupancy_of_clusters, "cuOccupancyMaxActiveClusters", (int* clusters, FunctionObject* function, const LaunchConfig* config))         \
   X(launch, "cuLaunchKernelEx", (const LaunchConfig* config, FunctionObject* function, void** parameters, void** extra))                 \
   X(tensor_map_tiled, "cuTensorMapEncodeTiled",                                                                                          \
     (TensorMap * map, int type, uint32_t rank, void* address, const uint64_t* extents, const uint64_t* strides, const uint32_t* box,     \

@@ -49,6 +49,8 @@ __device__ inline bool is_stop(const ops::SlotSampling& params, int token) {
   return false;
 }
 
+__device__ inline bool has_penalties(const ops::SlotSampling& p) { return p.presence_penalty != 0 || p.frequency_penalty != 0 || p.repetition_penalty != 1; }
+
 /// Penalties, mask and stop ids of one draw; the bias was added before.
 struct Transforms {
   const ops::SlotSampling* params;
@@ -60,16 +62,17 @@ struct Transforms {
   bool penalties, too_early;
 
   /// -infinity: not allowed.
-  __device__ float apply(float x, int id) const {
-    if (penalties) {
-      int count = counts[id];
-      for (int i = 0; i < num_before; ++i) count += before[i] == id ? 1 : 0;
-      if (count != 0 || in_prompt[id] != 0) {
-        x = x > 0 ? __fdiv_rn(x, params->repetition_penalty) : __fmul_rn(x, params->repetition_penalty);
-        if (count > 0)
-          x = __fsub_rn(x, __fadd_rn(__fmul_rn(params->frequency_penalty, static_cast<float>(count)), params->presence_penalty));
-      }
+  __device__ float apply(float x, int id) const { return allowed(penalties ? penalised(x, id, counts[id], in_prompt[id]) : x, id); }
+  /// `count` and `prompt` are what the tables say of the id.
+  __device__ float penalised(float x, int id, int count, uint8_t prompt) const {
+    for (int i = 0; i < num_before; ++i) count += before[i] == id ? 1 : 0;
+    if (count != 0 || prompt != 0) {
+      x = x > 0 ? __fdiv_rn(x, params->repetition_penalty) : __fmul_rn(x, params->repetition_penalty);
+      if (count > 0) x = __fsub_rn(x, __fadd_rn(__fmul_rn(params->frequency_penalty, static_cast<float>(count)), params->presence_penalty));
     }
+    return x;
+  }
+  __device__ float allowed(float x, int id) const {
     if (mask != nullptr && (mask[id / 32] >> (id % 32) & 1u) == 0) x = -INFINITY;
     if (too_early)
       for (int i = 0; i < params->num_stop_ids; ++i)
@@ -90,7 +93,7 @@ __device__ inline Transforms transforms_of(const SampleArgs& args, const SampleR
   t.mask = run.first_mask_row < 0 ? nullptr : args.masks + (run.first_mask_row + draw) * ((vocab + 31) / 32);
   t.before = before;
   t.num_before = num_before;
-  t.penalties = p.presence_penalty != 0 || p.frequency_penalty != 0 || p.repetition_penalty != 1;
+  t.penalties = has_penalties(p);
   t.too_early = p.num_generated + num_before < p.min_tokens && p.num_stop_ids > 0;
   return t;
 }
@@ -117,25 +120,41 @@ __device__ inline void advance_cursor(const SampleArgs& args, const SampleRecord
   args.cursor[run.slot] = after;
 }
 
+/// To 22 bits; -infinity of 0.
+__device__ inline float log2_of(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Bounds of a token's Gumbel variate, -log(-log u), without logarithms of 53 bits: of 1 - u <= -log u <= (1 - u) / u, with u to 23 bits. 2^-8 of a binary logarithm is far above what rounding can change.
+constexpr float kLog2 = 0.693147182f;
+__device__ inline float rest_of(uint64_t bits) { return __uint_as_float(0x3f800000u | (~static_cast<uint32_t>(bits >> 41) & 0x7fffffu)) - 1.0f; }  // 1 - u, at most 2^-23 too small
+__device__ inline float most_variate(uint64_t bits) { return -kLog2 * (log2_of(rest_of(bits)) - 0x1p-8f); }
+__device__ inline float least_variate(uint64_t bits) {
+  const float rest = rest_of(bits) + 0x1p-23f;
+  return kLog2 * (log2_of(1.0f - rest) - log2_of(rest) - 0x1p-8f);
+}
+/// Bounds of the scores of GumbelDraw.
+struct GumbelBounds {
+  float high, low;  // of the temperature's inverse
+  __device__ explicit GumbelBounds(float temperature) : high((1.0f + 0x1p-20f) / temperature), low((1.0f - 0x1p-20f) / temperature) {}
+  __device__ float most(float x, uint64_t bits) const { return fmaxf(x * high, x * low) + most_variate(bits); }
+  __device__ float least(float x, uint64_t bits) const { return fminf(x * high, x * low) + least_variate(bits); }
+};
+__device__ __noinline__ inline float gumbel_score(float scaled, uint64_t bits) { return __fadd_rn(scaled, static_cast<float>(-log(-log(ops::uniform(bits))))); }
+
 /// Gumbel-max over the tokens that one thread offers.
 struct GumbelDraw {
   uint64_t key;
-  float temperature, best = -INFINITY;  // a score that some token has
+  float temperature, best = -INFINITY;  // some token of the row has this score or a better one
   uint64_t drawn = 0;                   // the best score and its token
 
   __device__ void offer(float x, int id) {
     const float scaled = temperature == 1.0f ? x : __fdiv_rn(x, temperature);
     const uint64_t bits = ops::uniform_bits(key, id);
-    // The variate is at most -log(1 - u), and e^x <= (1 - x / 8)^-8 for x < 0: most tokens lose without a logarithm. 1 - u is at least what
-    // the upper half of the bits leaves of it; 2^-9 is far above what rounding and the lower half can change.
-    if (const float ahead = best - scaled; ahead > 0) {
-      float bound = 1.0f + ahead / 8;
-      bound *= bound;
-      bound *= bound;
-      if (__uint2float_rn(static_cast<uint32_t>(~bits >> 32)) * 0x1p-32f * bound * bound > 1.0f + 0x1p-9f) return;
-    }
-    const double u = ops::uniform(bits);
-    const float score = __fadd_rn(scaled, static_cast<float>(-log(-log(u))));
+    if (scaled + most_variate(bits) < best) return;
+    const float score = gumbel_score(scaled, bits);
     best = fmaxf(best, score);
     const uint64_t scored = key_of(score, id);
     drawn = scored > drawn ? scored : drawn;

@@ -32,13 +32,19 @@ struct SampleArgs {
   uint64_t* candidates;      // [., 1 + num_candidates]
   const uint64_t* gathered;  // [., num_parts, 1 + num_candidates]
   // Of the kernels in sample_sm90.cu.
-  int32_t num_runs;
-  int32_t* drawn;  // by row of logits
+  int32_t num_runs, num_rows;
+  int32_t* drawn;   // by row of logits, where a cluster draws itself
+  uint64_t* parts;  // [., kSampleCluster, kSamplePartWords]: where it only finds what each of its blocks has
 };
 
 /// Of the kernels in sample_sm90.cu: blocks that share a row, their shared memory beside the row, the logits of a block, the draws of a
 /// run.
-inline constexpr int kSampleCluster = 8, kSampleSharedBytes = 54 << 10, kMaxSampleSlice = 42 << 10, kMaxSampleDraws = 64;
+inline constexpr int kSampleCluster = 8, kSampleSharedBytes = 56 << 10, kMaxSampleSlice = 42 << 10, kMaxSampleDraws = 64;
+inline constexpr int kSampleUnit = 128;  // the tokens of a block are a multiple of it: four a lane
+/// Threads that finish a row, and the rows of a run that are finished at a time.
+inline constexpr int kSampleFinishers = 256, kMaxSampleFinishing = 4;
+/// The rows that a cluster takes one after the other at most; words of what a block says of a row: 0 where a logit is not finite, else 1 and the number of keys after it.
+inline constexpr int kMaxSampleRows = 96, kSamplePartWords = 1 + ops::kMaxCandidates;
 
 /// Of the kernels in sample_rows.cu: dynamic shared memory, and the most logits of a row.
 inline constexpr int kSampleRowsSharedBytes = 54 << 10, kMaxSampleRowTokens = 1 << 20;

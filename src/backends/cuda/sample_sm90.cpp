@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "backends/cuda/sample.h"
 #include "backends/cuda/sm90.h"
 
@@ -6,9 +8,9 @@ namespace quern::cuda::sm90 {
 namespace {
 
 constexpr unsigned kThreads = 1024;  // of sample_sm90.cu
-constexpr unsigned kRunsPerBlock = 32;
+constexpr int64_t kPartBytes = int64_t{kSampleCluster} * kSamplePartWords * static_cast<int64_t>(sizeof(uint64_t));  // of a row
 
-int64_t slice_of(int64_t vocab_size) { return (plain::blocks_for(vocab_size, kSampleCluster) + 3) / 4 * 4; }
+int64_t slice_of(int64_t vocab_size) { return (plain::blocks_for(vocab_size, kSampleCluster) + kSampleUnit - 1) / kSampleUnit * kSampleUnit; }
 
 class SampleKernel final : public SampleKernelBase {
  public:
@@ -16,11 +18,11 @@ class SampleKernel final : public SampleKernelBase {
     Function<SampleArgs> draw, advance, candidates;
     Function<ArgmaxArgs> argmax;
   };
-  SampleKernel(const ops::Sample::Problem& problem, const Functions& functions, const FromCandidates& from_candidates)
-      : SampleKernelBase(problem, from_candidates), functions_(functions) {}
+  SampleKernel(const ops::Sample::Problem& problem, const Functions& functions, const FromCandidates& from_candidates, const Device& device)
+      : SampleKernelBase(problem, from_candidates), functions_(functions), num_clusters_(std::max(device.clusters_at_a_time(functions.draw, shape_for(1, problem.vocab_size)), 1)) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return "cuda.sm90"; }
-  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return static_cast<size_t>(max_rows) * sizeof(int32_t); }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return static_cast<size_t>(max_rows) * (kPartBytes + sizeof(int32_t)); }
 
   void enqueue(const ops::TensorView& runs, const ops::TensorView& logits, const ops::TensorView& masks, const ops::SamplerTables& sampler,
                const ops::SlotTables& slots, const ops::SampleOutput& out, ops::Launch& launch) const override {
@@ -28,11 +30,17 @@ class SampleKernel final : public SampleKernelBase {
     SampleArgs args = sample_args(problem(), runs, logits, masks, sampler, slots, out);
     const int64_t num_rows = logits.empty() ? 0 : logits.shape[0];
     CHECK(launch.workspace.size_bytes() >= workspace_bytes(num_rows));
-    args.drawn = plain::address_or_null<int32_t>(launch.workspace);
+    args.num_rows = static_cast<int32_t>(num_rows);
+    if (num_rows > 0) {
+      args.parts = launch.workspace.data<uint64_t>();
+      args.drawn = reinterpret_cast<int32_t*>(args.parts + num_rows * kPartBytes / static_cast<int64_t>(sizeof(uint64_t)));
+    }
     Stream& stream = cuda_stream(launch.stream);
-    stream.launch(functions_.draw, shape_for(num_rows, problem().vocab_size), args);
-    stream.launch(functions_.advance,
-                  {.grid = {plain::blocks_for(args.num_runs, kRunsPerBlock)}, .block = {kRunsPerBlock}, .programmatic = true}, args);
+    // One more than there is room for would begin when the first is done.
+    const int64_t clusters = std::max(std::min(num_rows, num_clusters_), (num_rows + kMaxSampleRows - 1) / kMaxSampleRows);
+    stream.launch(functions_.draw, shape_for(clusters, problem().vocab_size), args);
+    const auto finishing = static_cast<unsigned>(std::min<int64_t>(problem().k_max + 1, kMaxSampleFinishing));
+    stream.launch(functions_.advance, {.grid = {static_cast<unsigned>(args.num_runs)}, .block = {finishing * kSampleFinishers}, .programmatic = true}, args);
   }
 
   void enqueue_candidates(const ops::TensorView& runs, const ops::TensorView& logits, int32_t first_id, int32_t num_candidates, const ops::TensorView& masks,
@@ -43,9 +51,9 @@ class SampleKernel final : public SampleKernelBase {
   }
 
  private:
-  /// A cluster for each of `rows` rows of `width` logits.
-  static LaunchShape shape_for(int64_t rows, int64_t width) {
-    return {.grid = {kSampleCluster, static_cast<unsigned>(rows)},
+  /// Clusters for rows of `width` logits.
+  static LaunchShape shape_for(int64_t clusters, int64_t width) {
+    return {.grid = {kSampleCluster, static_cast<unsigned>(clusters)},
             .block = {kThreads},
             .shared_bytes = kSampleSharedBytes + static_cast<unsigned>(slice_of(width) * static_cast<int64_t>(sizeof(float))),
             .cluster = {kSampleCluster},
@@ -56,6 +64,7 @@ class SampleKernel final : public SampleKernelBase {
   }
 
   Functions functions_;
+  int64_t num_clusters_;  // that the device holds at a time
 };
 
 }  // namespace
@@ -80,7 +89,7 @@ Result<std::unique_ptr<ops::Sample::Kernel>> make(const ops::Sample::Problem& pr
   ASSIGN_OR_RETURN(functions.argmax, gpu.function<ArgmaxArgs>("sample_sm90", "sample_argmax"));
   ASSIGN_OR_RETURN(functions.candidates, gpu.function<SampleArgs>("sample_sm90", "sample_candidates_sm90", kMostSharedBytes));
   ASSIGN_OR_RETURN(const FromCandidates from_candidates, FromCandidates::load(device));
-  return std::unique_ptr<ops::Sample::Kernel>(std::make_unique<SampleKernel>(problem, functions, from_candidates));
+  return std::unique_ptr<ops::Sample::Kernel>(std::make_unique<SampleKernel>(problem, functions, from_candidates, gpu));
 }
 
 }  // namespace quern::cuda::sm90
