@@ -17,6 +17,7 @@ namespace quern::cuda::sm90 {
 
 constexpr int kConsumers = 256;  // two warpgroups
 constexpr int kHelpers = 96;     // three warps for side rows
+constexpr int kSideHelpers = 64; // of up to 32 rows that are not resident two warps: a thread of the third brings rows
 constexpr int kThreads = kConsumers + 32 + kHelpers;  // the ninth warp copies
 /// Where products need most registers the consumers multiply side rows, when they have nothing else to do.
 template <int kColumns>
@@ -327,6 +328,13 @@ __device__ __forceinline__ void quantise_share(const ChainArgs& args, const Line
   }
 }
 
+/// How many blocks, the first ones, have something to quantise.
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ int quantisers_of(const ChainArgs& args, const LinearPhase& phase) {
+  const int grid = static_cast<int>(gridDim.x), groups = args.rows * (kFp8 ? phase.k_blocks : phase.k_blocks / 2);
+  return kColumns > kMaxPacedColumns ? grid : min(grid, phase.norm != nullptr ? args.rows : (groups + kConsumers / 16 - 1) / (kConsumers / 16));
+}
+
 /// Side rows by `warps` warps of every block, once all rows are quantised; and their sums over all of K by `warps` warps, once the block's own are left.
 template <bool kFp8, int kGroups, bool kAhead>
 __device__ __forceinline__ void multiply_side_rows(const ChainArgs& args, const LinearPhase& phase, int warp, int warps) {
@@ -337,18 +345,18 @@ __device__ __forceinline__ void join_side_rows(const ChainArgs& args, const Line
   join_side(phase.side, args.rows, kFp8 ? phase.k_blocks : phase.k_blocks / 2, thread, threads);
 }
 
-/// The helpers' part of a launch: side rows, while the others multiply.
-template <bool kFp8>
-__device__ __forceinline__ void help_chain(const ChainArgs& args) {
+/// The helpers' part of a launch: side rows, while the others multiply, once `quantisers` blocks have quantised rows.
+template <bool kFp8, int kWarps = kHelpers / 32>
+__device__ __forceinline__ void help_chain(const ChainArgs& args, int quantisers = static_cast<int>(gridDim.x)) {
   const int helper = static_cast<int>(threadIdx.x) - kConsumers - 32;
   const LinearPhase& phase = args.phases[0];
   if (phase.side.weight == nullptr) return;
   wait_for_predecessors();
-  if ((helper & 31) == 0) await_arrivals(args.arrivals + kMaxPhases, static_cast<int>(gridDim.x));
+  if ((helper & 31) == 0) await_arrivals(args.arrivals + kMaxPhases, quantisers);
   __syncwarp();
-  multiply_side_rows<kFp8, 1, false>(args, phase, helper >> 5, kHelpers / 32);
-  join_side_rows<kFp8>(args, phase, helper, kHelpers);
-  named_barrier<6, kConsumers + kHelpers>();  // the counters may be cleared
+  multiply_side_rows<kFp8, 1, false>(args, phase, helper >> 5, kWarps);
+  join_side_rows<kFp8>(args, phase, helper, kWarps * 32);
+  named_barrier<6, kConsumers + kWarps * 32>();  // the counters may be cleared
 }
 /// The same by the consumers, between their last tile and what waits for other blocks: `then()` before the sums over all of K.
 template <int kColumns, bool kFp8>
@@ -594,7 +602,35 @@ __device__ __forceinline__ void multiply(const Layout<kColumns, kFp8, kResident>
 /// Tiles of a block that are under way at most, where tiles have barriers of their own. Memory needs no more to run at its rate, and whatever else a block reads or writes would wait behind more.
 constexpr int kUnderWay = 3;
 
-/// What the copying thread of a block does: it keeps the ring filled with the block's piece of the list of tiles and, where they are not resident, the rows of each.
+template <bool kFp8>
+__device__ __forceinline__ int rows_bytes(const ChainArgs& args) { return args.x_rows * (kTileRowBytes + (kFp8 ? 4 : 0)); }
+/// Block k of K of all rows.
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ void copy_rows_of(const ChainArgs& args, const Layout<kColumns, kFp8, false>& at, int k, int stage) {
+  const int64_t row = int64_t{k} * args.x_rows;
+  bulk_copy(at.rows(stage), static_cast<const char*>(args.x) + row * kTileRowBytes, args.x_rows * kTileRowBytes, at.rows_full(stage));
+  if constexpr (kFp8) bulk_copy(shared_address(at.scales(stage)), args.x_scale + row, args.x_rows * 4, at.rows_full(stage));
+}
+/// What another thread does where stages have a barrier for rows: it brings the rows of every tile, once they are quantised.
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ void copy_rows(const ChainArgs& args, const Layout<kColumns, kFp8, false>& at) {
+  const LinearPhase& phase = args.phases[0];
+  DecodeWalk walk(phase);
+  wait_for_predecessors();
+  if (walk.left == 0) return;  // without waiting for more: the last of the others clears the counters
+  if (phase.in != nullptr) await_arrivals(args.arrivals + kMaxPhases, quantisers_of<kColumns, kFp8>(args, phase));
+  fence_async_proxy_all();
+  RingPlace ring;
+  for (int copied = 0; walk.left > 0; ++copied) {
+    if (copied >= at.stages) barrier_wait(at.empty(ring.stage), ring.parity ^ 1);
+    barrier_expect(at.rows_full(ring.stage), rows_bytes<kFp8>(args));
+    copy_rows_of(args, at, walk.k, ring.stage);
+    ring.advance(at.stages);
+    next(walk, phase.k_blocks);
+  }
+}
+
+/// What the copying thread of a block does: it keeps the ring filled with the block's piece of the list of tiles and, where nobody else brings them, the rows of each.
 template <int kColumns, bool kFp8, bool kResident>
 class Copier {
   using At = Layout<kColumns, kFp8, kResident>;
@@ -628,15 +664,14 @@ class Copier {
         barrier_expect(at.norm_full(), phase.k_blocks * 512);
         bulk_copy(shared_address(at.norm()), phase.norm, phase.k_blocks * 512, at.norm_full());
       }
+    }
+    if constexpr (kPaced) {
       while (unit < end) await_and_copy_tile();
     } else {
       int k = static_cast<int>((unit - copied) % static_cast<uint32_t>(phase.k_blocks));
       RingPlace behind;
-      const auto copy_rows = [&] {
-        const int64_t row = int64_t{k} * args.x_rows;
-        if constexpr (At::kPaced) barrier_expect(at.rows_full(behind.stage), rows_bytes());
-        bulk_copy(at.rows(behind.stage), static_cast<const char*>(args.x) + row * kTileRowBytes, args.x_rows * kTileRowBytes, at.rows_full(behind.stage));
-        if constexpr (kFp8) bulk_copy(shared_address(at.scales(behind.stage)), args.x_scale + row, args.x_rows * 4, at.rows_full(behind.stage));
+      const auto copy_rows_behind = [&] {
+        copy_rows_of(args, at, k, behind.stage);
         behind.advance(at.stages);
         if (++k == phase.k_blocks) k = 0;
       };
@@ -645,19 +680,18 @@ class Copier {
       // A block without tiles must not wait: the last of the others clears the counters.
       if (phase.in != nullptr && copied > 0) await_arrivals(args.arrivals + kMaxPhases, static_cast<int>(gridDim.x));
       fence_async_proxy_all();
-      for (int i = copied; i > 0; --i) copy_rows();
+      for (int i = copied; i > 0; --i) copy_rows_behind();
       while (unit < end) {
         await_and_copy_tile();
-        copy_rows();
+        copy_rows_behind();
       }
     }
   }
 
  private:
-  [[nodiscard]] __device__ int rows_bytes() const { return kResident ? 0 : args.x_rows * (kTileRowBytes + (kFp8 ? 4 : 0)); }
   __device__ void copy_tile() {
     const uint32_t full = at.full(ring.stage);
-    barrier_expect(full, kTileBytes + (kFp8 ? 16 : 0) + (kPaced ? 0 : rows_bytes()));
+    barrier_expect(full, kTileBytes + (kFp8 ? 16 : 0) + (kPaced ? 0 : rows_bytes<kFp8>(args)));
     bulk_copy_once(at.weight(ring.stage), static_cast<const char*>(phase.weight) + int64_t{unit} * kTileBytes, kTileBytes, full);
     if constexpr (kFp8) bulk_copy(at.tile_scale_address(ring.stage), phase.scale + int64_t{unit} * kTileScales, 16, full);
     ring.advance(at.stages);
@@ -697,7 +731,7 @@ __device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layo
   if constexpr (kResident) {
     fill_resident(args, phase, at, walk.k, resident_blocks(phase.tiles, phase.k_blocks, walk.grid));
   } else {
-    if (phase.in != nullptr) {
+    if (phase.in != nullptr && static_cast<int>(blockIdx.x) < quantisers_of<kColumns, kFp8>(args, phase)) {
       quantise_share<kColumns, kFp8>(args, phase, at.sums());
       fence_async_proxy_all();  // bulk copies read what was written here
       consumer_barrier();
@@ -724,7 +758,7 @@ __device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layo
     walk.next_tile();
   }
   if constexpr (!kHasHelpers<kColumns>) side_rows_of_consumers<kColumns, kFp8>(args, phase, 0, [] {});
-  else if (phase.side.weight != nullptr) named_barrier<6, kConsumers + kHelpers>();
+  else if (phase.side.weight != nullptr) named_barrier<6, kConsumers + (kResident ? kHelpers : kSideHelpers)>();
   if constexpr (!kResident) {  // the last block leaves the counters as it found them
     consumer_barrier();
     if (threadIdx.x == 0 && atomicAdd(args.arrivals + 2 * kMaxPhases, 1) == static_cast<int>(gridDim.x) - 1)
@@ -752,7 +786,10 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args) {
   named_barrier<0, kThreads>();  // the barriers are there
   if (warp < kConsumers / 32) multiply_chain(args, at);
   else if constexpr (kResident) help_resident(args, at);
-  else if constexpr (kHasHelpers<kColumns>) help_chain<kFp8>(args);
+  else if constexpr (kHasHelpers<kColumns>) {
+    if (warp < (kConsumers + 32 + kSideHelpers) / 32) help_chain<kFp8, kSideHelpers / 32>(args, quantisers_of<kColumns, kFp8>(args, args.phases[0]));
+    else if (threadIdx.x == kConsumers + 32 + kSideHelpers) copy_rows(args, at);
+  }
 }
 
 #define QUERN_CHAIN(name, columns, fp8, resident)                                                                                    \
