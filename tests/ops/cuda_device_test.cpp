@@ -169,6 +169,26 @@ TEST_F(CudaDevice, CopiesInOrderWhateverTheSizesAndAlignments) {
   }
 }
 
+TEST_F(CudaDevice, CopiesPageLockedMemoryInOrderWhateverTheSizesAndAlignments) {
+  const auto stream = device->make_stream().value();
+  constexpr size_t kSmall = size_t{256} << 10;  // what a kernel copies
+  const auto here = device->allocate(4 * kSmall, "here").value(), host = device->allocate_host(4 * kSmall, "sent").value(), back = device->allocate_host(4 * kSmall, "back").value();
+  Random random(6);
+  for (const size_t size : {size_t{1}, size_t{15}, size_t{16}, size_t{17}, size_t{2047}, size_t{2048}, size_t{17'280}, kSmall - 1, kSmall, kSmall + 1, 2 * kSmall})
+    for (const size_t shift : {size_t{0}, size_t{4}, size_t{16}, size_t{17}}) {
+      std::byte *const from = host->address() + shift, *const to = back->address() + (shift * 5 + 1);
+      for (size_t i = 0; i < size; ++i) from[i] = static_cast<std::byte>(random.below(256));
+      std::fill_n(back->address(), back->size_bytes(), std::byte{0});
+      const TensorView view{here.get(), shift * 3, DType::kU8, Shape{static_cast<int64_t>(size)}};
+      stream->copy_to_device(from, view);
+      stream->copy_to_host(view, to);
+      ASSERT_OK(stream->wait(stream->mark()));
+      EXPECT_TRUE(std::equal(from, from + size, to)) << size << " bytes at " << shift;
+      EXPECT_EQ(to[-1], std::byte{0});
+      EXPECT_EQ(to[size], std::byte{0});
+    }
+}
+
 TEST_F(CudaDevice, SaysWhichKernelIsMissingOrAsksForTooMuch) {
   struct None {
     int nothing;

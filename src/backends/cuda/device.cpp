@@ -246,7 +246,8 @@ Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
     ASSIGN_OR_RETURN(Event mark, Event::create(context_, false));
     marks.push_back(std::move(mark));
   }
-  return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(context_, stream, std::move(marks), options_.inspectable));
+  const auto copy_small = function<CopyPiece>("state_copy", "copy_small");
+  return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(context_, stream, std::move(marks), options_.inspectable, copy_small ? *copy_small : Function<CopyPiece>{}));
 }
 
 Result<std::unique_ptr<ops::Buffer>> Device::upload(std::span<const int32_t> values, std::string_view purpose) {

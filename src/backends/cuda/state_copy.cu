@@ -4,10 +4,10 @@
 
 namespace quern::cuda {
 
-/// blockIdx.x: the copy; the blocks along y share it.
-extern "C" __global__ void copy_pieces(const __grid_constant__ CopyArgs args) {
-  const CopyArgs::Copy& copy = args.copies[blockIdx.x];
-  const int64_t thread = int64_t{blockIdx.y} * blockDim.x + threadIdx.x, threads = int64_t{gridDim.y} * blockDim.x;
+namespace {
+
+/// What one of `threads` threads has of a copy.
+__device__ void copy_share(const CopyPiece& copy, int64_t thread, int64_t threads) {
   const auto source = reinterpret_cast<uint64_t>(copy.source), destination = reinterpret_cast<uint64_t>(copy.destination);
   int64_t done = 0;
   if ((source | destination) % 16 == 0) {
@@ -20,6 +20,18 @@ extern "C" __global__ void copy_pieces(const __grid_constant__ CopyArgs args) {
   const auto* from = static_cast<const uint8_t*>(copy.source);
   auto* to = static_cast<uint8_t*>(copy.destination);
   for (int64_t i = done + thread; i < copy.size_bytes; i += threads) to[i] = from == nullptr ? uint8_t{0} : from[i];
+}
+
+}  // namespace
+
+/// blockIdx.x: the copy; the blocks along y share it.
+extern "C" __global__ void copy_pieces(const __grid_constant__ CopyArgs args) {
+  copy_share(args.copies[blockIdx.x], int64_t{blockIdx.y} * blockDim.x + threadIdx.x, int64_t{gridDim.y} * blockDim.x);
+}
+
+/// From or to page-locked host memory.
+extern "C" __global__ void copy_small(const __grid_constant__ CopyPiece copy) {
+  copy_share(copy, int64_t{blockIdx.x} * blockDim.x + threadIdx.x, int64_t{gridDim.x} * blockDim.x);
 }
 
 /// A thread per run and element of the hidden: the boundary first, since its row may be about to leave the window.

@@ -1,20 +1,16 @@
 #pragma once
 
+#include "backends/cuda/copy_args.h"
 #include "backends/cuda/linear_args.h"
 #include "backends/cuda/step_tables.h"
 
 namespace quern::cuda {
 
-/// Copies that touch no byte of each other; a null source clears.
+/// Copies that touch no byte of each other.
 struct CopyArgs {
   static constexpr int kMaxCopies = 160;
-  struct Copy {
-    const void* source;
-    void* destination;
-    int64_t size_bytes;
-  };
   int32_t num_copies;
-  Copy copies[kMaxCopies];
+  CopyPiece copies[kMaxCopies];
 };
 
 /// ops::StateCopy::store_hidden

@@ -46,8 +46,8 @@ Graph::~Graph() {
   context_->driver.graph_exec_destroy(handle_);
 }
 
-Stream::Stream(std::shared_ptr<Context> context, StreamObject* handle, std::vector<Event> marks, bool await_launches)
-    : context_(std::move(context)), handle_(handle), await_launches_(await_launches), marks_(std::move(marks)) {}
+Stream::Stream(std::shared_ptr<Context> context, StreamObject* handle, std::vector<Event> marks, bool await_launches, const Function<CopyPiece>& copy_small)
+    : context_(std::move(context)), handle_(handle), await_launches_(await_launches), copy_small_(copy_small), marks_(std::move(marks)) {}
 
 Stream::~Stream() {
   context_->make_current();
@@ -190,6 +190,16 @@ void Stream::copy_in_parallel(const std::byte* source, DeviceAddress destination
   if (std::exchange(stages_[0].in_flight, false)) succeeded(context_->driver.event_synchronize(stages_[0].passed.handle()), "a copy to the device");
 }
 
+bool Stream::copy_by_kernel(const void* source, void* destination, size_t size_bytes) {
+  constexpr size_t kThreads = 128, kBytesOfThread = 16;
+  if (copy_small_.handle == nullptr || size_bytes > kSmallBytes) return false;
+  const auto blocks = static_cast<unsigned>((size_bytes + kThreads * kBytesOfThread - 1) / (kThreads * kBytesOfThread));
+  const char* before = last_launch_.load(std::memory_order_relaxed);
+  launch(copy_small_, {.grid = {blocks}, .block = {kThreads}}, CopyPiece{source, destination, static_cast<int64_t>(size_bytes)});
+  last_launch_.store(before, std::memory_order_relaxed);  // what fails is hardly the copy
+  return true;
+}
+
 void Stream::copy_to_device(const void* source, const ops::TensorView& destination) {
   flush();
   if (failed() || destination.empty()) return;
@@ -197,6 +207,7 @@ void Stream::copy_to_device(const void* source, const ops::TensorView& destinati
   const auto* from = static_cast<const std::byte*>(source);
   const size_t size = destination.size_bytes();
   const bool page_locked = context_->is_page_locked(source, size);
+  if (page_locked && copy_by_kernel(source, destination.data<void>(), size)) return;
   if (page_locked) succeeded(context_->driver.copy_to_device(address_of(destination), source, size, handle_), "a copy to the device");
   const bool parallel = !page_locked && size >= kParallelBytes && num_loading_threads() > 1;
   if (parallel) copy_in_parallel(from, address_of(destination), size);
@@ -217,6 +228,7 @@ void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
   context_->make_current();
   const size_t size = source.size_bytes();
   if (context_->is_page_locked(destination, size)) {
+    if (copy_by_kernel(source.data<void>(), destination, size)) return;
     succeeded(context_->driver.copy_to_host(destination, address_of(source), size, handle_), "a copy to the host");
     return;
   }

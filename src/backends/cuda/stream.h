@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "backends/cuda/copy_args.h"
 #include "backends/cuda/device.h"
 
 namespace quern::cuda {
@@ -58,7 +59,8 @@ class Graph final : public ops::Graph {
 /// The first failure is kept, nothing is enqueued after it, and finish() and wait() report it.
 class Stream final : public ops::Stream {
  public:
-  Stream(std::shared_ptr<Context> context, StreamObject* handle, std::vector<Event> marks, bool await_launches);
+  /// `copy_small`: see copy_by_kernel().
+  Stream(std::shared_ptr<Context> context, StreamObject* handle, std::vector<Event> marks, bool await_launches, const Function<CopyPiece>& copy_small);
   ~Stream() override;
 
   void copy_to_device(const void* source, const ops::TensorView& destination) override;
@@ -126,6 +128,7 @@ class Stream final : public ops::Stream {
   static constexpr size_t kNumStages = 16;
   static constexpr size_t kParallelBytes = 4 * kStageBytes;  // larger copies are staged by several threads
   static constexpr size_t kDownloadBytes = size_t{4} << 20;
+  static constexpr size_t kSmallBytes = size_t{256} << 10;
 
   void enqueue_launch(FunctionObject* function, const char* name, const LaunchShape& shape, void* args);
   /// Keeps the first failure; `what` names it.
@@ -134,11 +137,15 @@ class Stream final : public ops::Stream {
   bool make_stages();
   std::byte* stage(size_t size_bytes);
   void next_stage();
+  /// Between device memory and page-locked host memory. Where small copies stand between kernels, a copy engine takes longer to begin and to hand over than to copy (H200, 2026-11-30: 7 and 8 us for
+  /// 0.5 and 17 KB between two steps), so a kernel makes them. False: the copy is too large, or the build has no kernels for this GPU.
+  bool copy_by_kernel(const void* source, void* destination, size_t size_bytes);
   void copy_in_parallel(const std::byte* source, DeviceAddress destination, size_t size_bytes);
 
   std::shared_ptr<Context> context_;
   StreamObject* handle_;
   bool await_launches_;
+  Function<CopyPiece> copy_small_;
   bool recording_ = false, follows_kernel_ = true;  // in a graph, only a kernel may start before the end of what it follows, and only of a kernel
   std::unique_ptr<Deferred> deferred_;
   std::atomic<bool> failed_ = false;
