@@ -67,37 +67,36 @@ struct Claim {
 
 /// A block's eighth of a row. A thread has the same elements in every loop, and all lanes of a warp have equally many.
 struct Slice {
-  float* values;  // transformed; -infinity: not allowed
   int begin, groups;      // its first id, and how many times four of them
   int first_id, end_id;   // of the row
 
+  /// Transformed; -infinity: not allowed.
+  __device__ static float* values() {
+    extern __shared__ __align__(16) unsigned char memory[];
+    return reinterpret_cast<float*>(memory + kSampleSharedBytes);
+  }
   [[nodiscard]] __device__ int size() const { return max(min(begin + 4 * groups, end_id) - begin, 0); }
   template <class F>
   __device__ void each(F&& f) const {
     for (int group = static_cast<int>(threadIdx.x); group < groups; group += kThreads) {
-      const float4 four = reinterpret_cast<const float4*>(values)[group];
+      const float4 four = reinterpret_cast<const float4*>(values())[group];
       f(four.x, begin + 4 * group);
       f(four.y, begin + 4 * group + 1);
       f(four.z, begin + 4 * group + 2);
       f(four.w, begin + 4 * group + 3);
     }
   }
+  /// f of four ids from the given one on.
   template <class F>
-  __device__ void change(F&& f) const {
+  __device__ void change_fours(F&& f) const {
     for (int group = static_cast<int>(threadIdx.x); group < groups; group += kThreads) {
-      float4& four = reinterpret_cast<float4*>(values)[group];
-      const float4 x = four;
-      const int id = begin + 4 * group;
-      four = make_float4(f(x.x, id), f(x.y, id + 1), f(x.z, id + 2), f(x.w, id + 3));
+      float4& four = reinterpret_cast<float4*>(values())[group];
+      four = f(four, begin + 4 * group);
     }
   }
   template <class F>
-  __device__ void change_fours(F&& f) const {
-#pragma unroll 1
-    for (int group = static_cast<int>(threadIdx.x); group < groups; group += kThreads) {
-      float4& four = reinterpret_cast<float4*>(values)[group];
-      four = f(four, begin + 4 * group);
-    }
+  __device__ void change(F&& f) const {
+    change_fours([&](const float4& x, int id) { return make_float4(f(x.x, id), f(x.y, id + 1), f(x.z, id + 2), f(x.w, id + 3)); });
   }
   /// Begins to copy; what stands behind the row's end is unknown.
   __device__ void fetch(const float* row) const {
@@ -107,10 +106,10 @@ struct Slice {
   __device__ void fetch(const float* row, int group) const {
     const int id = begin + 4 * group;
     if ((end_id - first_id) % 4 == 0) {
-      if (id < end_id) copy_async(values + 4 * group, row + (id - first_id));
+      if (id < end_id) copy_async(values() + 4 * group, row + (id - first_id));
     } else {
       for (int i = 0; i < 4; ++i)
-        if (id + i < end_id) values[4 * group + i] = row[id + i - first_id];
+        if (id + i < end_id) values()[4 * group + i] = row[id + i - first_id];
     }
   }
   /// The last look at the row, at four ids from the given one on at a time: `next`, if there is one, is fetched into its place.
@@ -118,7 +117,7 @@ struct Slice {
   __device__ void leave(const float* next, F&& f) const {
 #pragma unroll 1
     for (int group = static_cast<int>(threadIdx.x); group < groups; group += kThreads) {
-      const float4 four = reinterpret_cast<const float4*>(values)[group];
+      const float4 four = reinterpret_cast<const float4*>(values())[group];
       const int id = begin + 4 * group;
       f(four, id);
       if (next != nullptr) fetch(next, group);
@@ -416,7 +415,7 @@ __device__ Prepared prepare(const Slice& slice, const SampleArgs& args, const Tr
     const int count = min(p.num_logit_bias, ops::kMaxLogitBias), end = min(slice.begin + 4 * slice.groups, last);
     for (int i = 0; i < count; ++i) {  // one thread an id, which may be named twice
       const int id = p.bias_ids[i];
-      if (id >= slice.begin && id < end && id % kThreads == thread) slice.values[id - slice.begin] += p.bias_values[i];
+      if (id >= slice.begin && id < end && id % kThreads == thread) slice.values()[id - slice.begin] += p.bias_values[i];
     }
     __syncthreads();
   }
@@ -537,9 +536,9 @@ __device__ __noinline__ void write_logprobs(const Slice& slice, const SampleArgs
   }
 }
 
-__device__ Slice slice_of(float* memory, int first_id, int end_id, int rank) {
+__device__ Slice slice_of(int first_id, int end_id, int rank) {
   const int slice = ((end_id - first_id + kCluster - 1) / kCluster + kSampleUnit - 1) / kSampleUnit * kSampleUnit, groups = slice / 4;
-  return {memory, first_id + rank * 4 * groups, groups, first_id, end_id};
+  return {first_id + rank * 4 * groups, groups, first_id, end_id};
 }
 
 /// Fills s.claims for the rows of logits first, first + stride, ...
@@ -690,7 +689,7 @@ __device__ __noinline__ void find_drawn(const SampleArgs& args, const Claim& cla
   if (static_cast<int>(threadIdx.x) < slice.groups) {
     const int id = slice.begin + 4 * static_cast<int>(threadIdx.x);
     Best likely;
-    likely.offer(look(reinterpret_cast<const float4*>(slice.values)[threadIdx.x], id), id);
+    likely.offer(look(reinterpret_cast<const float4*>(slice.values())[threadIdx.x], id), id);
     if (likely.id >= 0) draw.best = bounds.least(likely.value, ops::uniform_bits(draw.key, likely.id));
     const uint32_t best = __reduce_max_sync(kAllLanes, ordered_bits(draw.best));  // a warp has whole groups
     if (threadIdx.x % 32 == 0) atomicMax(&s.reached[turn % 3], best);
@@ -700,7 +699,10 @@ __device__ __noinline__ void find_drawn(const SampleArgs& args, const Claim& cla
     const float4 x = look(four, id);
     uint64_t bits[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) bits[i] = ops::uniform_bits(draw.key, id + i);
+    for (int i = 0; i < 4; ++i) {
+      __builtin_assume(static_cast<uint32_t>(id + i) < 1u << 30);  // two operations of a hash are known
+      bits[i] = ops::uniform_bits(draw.key, id + i);
+    }
     const uint32_t reached = *static_cast<volatile uint32_t*>(&s.reached[turn % 3]);
     draw.best = fmaxf(draw.best, from_ordered(reached));
     if (!(largest(make_float4(bounds.most(x.x, bits[0]), bounds.most(x.y, bits[1]), bounds.most(x.z, bits[2]), bounds.most(x.w, bits[3]))) < draw.best)) {
@@ -792,7 +794,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_draw(const __gr
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int thread = static_cast<int>(threadIdx.x), first_row = static_cast<int>(blockIdx.y), stride = static_cast<int>(gridDim.y);
   Cluster c{s, static_cast<int>(blockIdx.x) % kCluster};
-  const Slice slice = slice_of(reinterpret_cast<float*>(memory + kSampleSharedBytes), args.first_id, args.end_id, c.rank);
+  const Slice slice = slice_of(args.first_id, args.end_id, c.rank);
   const auto logits_of = [&](int i) { return args.logits + (first_row + int64_t{i} * stride) * args.vocab_size; };
   release_successor();
   meet();  // from here on all blocks of the cluster are there
@@ -851,7 +853,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_candidates_sm90
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
   Cluster c{s, static_cast<int>(blockIdx.x) % kCluster};
-  const Slice slice = slice_of(reinterpret_cast<float*>(memory + kSampleSharedBytes), args.first_id, args.end_id, c.rank);
+  const Slice slice = slice_of(args.first_id, args.end_id, c.rank);
   const int row = static_cast<int>(blockIdx.y);
   release_successor();
   meet();  // from here on all blocks of the cluster are there
@@ -1034,7 +1036,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) sample_argmax(const __
   meet();  // from here on all blocks of the cluster are there
   await_predecessor();
   const float* row = args.logits + int64_t{blockIdx.y} * args.width;
-  const Slice slice = slice_of(nullptr, 0, args.num_tokens, rank);
+  const Slice slice = slice_of(0, args.num_tokens, rank);
   uint64_t mine = 0;
 #pragma unroll 8
   for (int i = slice.begin + thread; i < min(slice.begin + 4 * slice.groups, args.num_tokens); i += kThreads) {
