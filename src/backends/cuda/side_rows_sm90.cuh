@@ -103,24 +103,25 @@ __device__ __forceinline__ void multiply_side(const SideRows& side, const void* 
         }
       };
       const int end = unit.first_block() + unit.count(blocks);
-      Pieces pieces;
-      load(pieces, unit.first_block());
       if constexpr (kAhead) {
-        Pieces next;
+        Pieces pieces;
+        load(pieces, unit.first_block());
 #pragma unroll 1
         for (int block = unit.first_block() + 1; block < end; ++block) {
+          Pieces next;
           load(next, block);
           add(pieces);
           pieces = next;
         }
+        add(pieces);
       } else {
 #pragma unroll 1
-        for (int block = unit.first_block() + 1; block < end; ++block) {
-          add(pieces);
+        for (int block = unit.first_block(); block < end; ++block) {
+          Pieces pieces;
           load(pieces, block);
+          add(pieces);
         }
       }
-      add(pieces);
 #pragma unroll
       for (int n = 0; n < kGroups; ++n) leave_side(side.parts, at, first + n * warps * 16, rows, sum[n]);
     }
