@@ -71,11 +71,16 @@ class GdnBed {
   }
   /// Committed rows of several slots in one step: the next `rows` of each. Their outputs, one after the other.
   std::vector<std::string> feed_together(const std::vector<std::pair<int64_t, int64_t>>& slot_and_rows, RowKind kind = RowKind::kPrompt) {
-    std::vector<int64_t> source;
     std::vector<RowRun> runs;
-    for (const auto& [slot, rows] : slot_and_rows) {
-      runs.push_back({static_cast<int32_t>(slot), static_cast<int32_t>(source.size()), static_cast<int32_t>(rows), kind, true});
-      for (const int64_t token : range(cursor(slot), rows)) source.push_back(token);
+    for (const auto& [slot, rows] : slot_and_rows) runs.push_back({static_cast<int32_t>(slot), 0, static_cast<int32_t>(rows), kind, true});
+    return feed_runs(std::move(runs));
+  }
+  /// The same of runs of any kind, with padding among them; where their rows stand is filled in.
+  std::vector<std::string> feed_runs(std::vector<RowRun> runs) {
+    std::vector<int64_t> source;
+    for (RowRun& run : runs) {
+      run.first_row = static_cast<int32_t>(source.size());
+      for (int64_t i = 0; i < run.num_rows; ++i) source.push_back(cursor(run.slot) + i);
     }
     const Bed::Temporaries temporaries(bed_);
     const GdnInputs in{gather(qkv_, source), gather(z_, source), gather(b_, source), gather(a_, source)};
@@ -88,7 +93,7 @@ class GdnBed {
     std::vector<std::string> outputs;
     for (const RowRun& run : runs) {
       outputs.push_back(bytes.substr(static_cast<size_t>(run.first_row) * row_bytes, static_cast<size_t>(run.num_rows) * row_bytes));
-      advance(run.slot, run.num_rows, run.num_rows, true);
+      if (run.num_rows > 0) advance(run.slot, run.num_rows, run.num_rows, true);
     }
     return outputs;
   }
@@ -356,6 +361,40 @@ TEST(GdnMix, OfAWholeLayerMixesDecodeRowsOfManySlotsAsIfAlone) {
     std::string expected;
     for (const int64_t rows : kRounds)
       for (int64_t i = 0; i < rows; ++i) expected += alone.feed(0, 1, RowKind::kDecode);
+    EXPECT_EQ(outputs[static_cast<size_t>(slot)], expected);
+    EXPECT_EQ(together.live_state(slot), alone.live_state(0));
+  }
+}
+
+TEST(GdnMix, OfAWholeLayerMixesRowsWhereverTheyStandAmongOtherRunsAndPadding) {
+  constexpr int32_t kMany = 21;  // decoding: several more than a GPU's blocks begin with
+  const auto ends_soon = [](int64_t slot) { return slot % 6 == 1; };  // a chunk, which is folded: at once or a step later
+  const auto prompt_of = [&](int64_t slot) { return ends_soon(slot) ? 63 - slot / 6 % 2 : 1 + slot; };
+  GdnBed together(kGdnLayer, DType::kBF16, DType::kF32, 2, 80, kMany + 1);
+  std::vector<std::pair<int64_t, int64_t>> prompts;
+  for (int64_t slot = 0; slot <= kMany; ++slot) {
+    together.clear(slot);
+    if (slot < kMany) prompts.emplace_back(slot, prompt_of(slot));
+  }
+  together.feed_together(prompts);
+  std::vector<std::string> outputs(kMany);
+  for (const int32_t rows : {1, 1, 2, 1}) {
+    const RowRun padding{-1, 0, 0, RowKind::kDecode, true};
+    std::vector<RowRun> runs{padding, {kMany, 0, 3, RowKind::kPrompt, true}, padding};
+    for (int32_t slot = 0; slot < kMany; ++slot) {
+      if (slot == 15) runs.push_back(padding);
+      runs.push_back({slot, 0, rows, RowKind::kDecode, true});
+    }
+    const std::vector<std::string> out = together.feed_runs(runs);
+    for (size_t i = 0; i < runs.size(); ++i)
+      if (runs[i].num_rows > 0 && runs[i].slot < kMany) outputs[static_cast<size_t>(runs[i].slot)] += out[i];
+  }
+  for (const int64_t slot : {0, 1, 13, 14, 19, 20}) {
+    SCOPED_TRACE(fmt::format("slot {}", slot));
+    GdnBed alone(kGdnLayer, DType::kBF16, DType::kF32, 2, 80, 1);
+    alone.feed(0, prompt_of(slot), RowKind::kPrompt);
+    std::string expected;
+    for (int row = 0; row < 5; ++row) expected += alone.feed(0, 1, RowKind::kDecode);
     EXPECT_EQ(outputs[static_cast<size_t>(slot)], expected);
     EXPECT_EQ(together.live_state(slot), alone.live_state(0));
   }

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <set>
+
 #include "backends/cuda/device_code.h"
 #include "backends/cuda/gdn_prompt.h"
 #include "backends/cuda/mma.h"
@@ -9,6 +12,7 @@ namespace {
 constexpr int64_t kDim = 128;                    // d_k and d_v
 constexpr int64_t kBlocks = 2;                   // of gdn_decode.cu on a multiprocessor
 constexpr unsigned kThreads = 256;               // of gdn_decode.cu
+constexpr int64_t kMaxDealtRuns = kThreads;      // a thread looks at each
 
 class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
@@ -18,8 +22,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     bool overlap;  // programmatic dependent launch
   };
   GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, std::optional<GdnPromptLauncher> prompt,
-               const Functions& functions, const Device& gpu)
-      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), num_sms_(gpu.num_sms()), l2_bytes_(gpu.l2_bytes()) {}
+               const Functions& functions, std::unique_ptr<ops::Buffer> deal, const Device& gpu)
+      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), deal_(std::move(deal)), num_sms_(gpu.num_sms()), l2_bytes_(gpu.l2_bytes()) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return !prompt_ ? "cuda.mma.bf16" : prompt_->hopper() ? "cuda.sm90.chunked.bf16" : "cuda.mma.chunked.bf16"; }
   [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
@@ -55,9 +59,12 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     const int64_t runs = args.step.num_runs, blocks = kBlocks * num_sms_;
     const bool apart = runs * problem_.num_k_heads < num_sms_, alone = runs * problem_.num_v_heads <= num_sms_;
     const Function<GdnArgs>& function = single_rows ? (alone ? functions_.alone_1 : functions_.decode_1) : (alone ? functions_.alone_4 : functions_.decode_4);
-    args.phases = apart ? kGdnHeadsApart : 0;
+    const int64_t jobs = runs * (apart ? problem_.num_v_heads : problem_.num_k_heads);
+    const bool dealt = deal_ != nullptr && !apart && jobs > blocks && runs <= kMaxDealtRuns;
+    args.phases = apart ? kGdnHeadsApart : dealt ? kGdnDealt : 0;
+    args.dealt = dealt ? reinterpret_cast<int32_t*>(deal_->address()) : nullptr;
     stream.launch(function,
-                  {.grid = {static_cast<unsigned>(std::min(runs * (apart ? problem_.num_v_heads : problem_.num_k_heads), blocks))},
+                  {.grid = {static_cast<unsigned>(std::min(jobs, blocks))},
                    .block = {kThreads},
                    .shared_bytes = static_cast<unsigned>(functions_.shared_bytes),
                    .programmatic = functions_.overlap},
@@ -68,6 +75,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   GdnLauncher launcher_;
   std::optional<GdnPromptLauncher> prompt_;  // none: the plain kernels take prompt rows
   Functions functions_;
+  std::unique_ptr<ops::Buffer> deal_;  // GdnArgs::dealt; none where a key head has no value heads, since what is dealt has rows to compute
   int64_t num_sms_, l2_bytes_;
 };
 
@@ -103,7 +111,12 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
     functions.alone_4 = functions.decode_4;
   }
   functions.overlap = runs_code_for("90a", gpu.traits().architecture);
-  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, gpu));
+  std::unique_ptr<ops::Buffer> deal;
+  const bool deals = functions.shared_bytes != kGdnDecodeSharedBytesUnstaged;
+  if (deals && std::ssize(std::set(problem.k_head.begin(), problem.k_head.end())) == problem.num_k_heads) {
+    ASSIGN_OR_RETURN(deal, gpu.upload(std::vector<int32_t>{0, 0}, "the GDN jobs that were dealt"));
+  }
+  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, std::move(deal), gpu));
 }
 
 }  // namespace

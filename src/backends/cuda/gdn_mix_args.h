@@ -8,15 +8,15 @@ namespace quern::cuda {
 inline constexpr int kMaxGdnDim = 256;  // d_k and d_v
 
 inline constexpr int32_t kGdnPrompt = 1, kGdnDecode = 2;
-inline constexpr int32_t kGdnToGrid = 1, kGdnHeadsApart = 2;
+inline constexpr int32_t kGdnToGrid = 1, kGdnHeadsApart = 2, kGdnDealt = 4;
 /// Dynamic shared memory of the kernels in gdn_decode.cu.
-inline constexpr int kGdnDecodeSharedBytesF32 = 110 << 10, kGdnDecodeSharedBytesUnstaged = 78 << 10, kGdnDecodeSharedBytesBF16 = 94 << 10;
+inline constexpr int kGdnDecodeSharedBytesF32 = 113 << 10, kGdnDecodeSharedBytesUnstaged = 81 << 10, kGdnDecodeSharedBytesBF16 = 97 << 10;
 
 /// One GDN layer: its extents, weights, state and the step's rows.
 struct GdnArgs {
   StepTables step;
   int32_t kinds;   // of the runs that the launch computes: kGdnPrompt | kGdnDecode
-  int32_t phases;  // of gdn_decode: kGdnHeadsApart or all heads of a key head together; of gdn_rows and gdn_keys: kGdnToGrid or all rows
+  int32_t phases;  // of gdn_decode: kGdnHeadsApart or all heads of a key head together, kGdnDealt; of gdn_rows and gdn_keys: kGdnToGrid or all rows
   int32_t num_k_heads, num_v_heads, d_k, d_v, k_max;
   float eps;
   DType activation, ring;
@@ -35,6 +35,7 @@ struct GdnArgs {
   void *ring_k, *ring_u;
   float* ring_g;
   void *conv_window, *boundary_columns;
+  int32_t* dealt;     // with kGdnDealt [2], zeros before and after each launch: jobs that were dealt, blocks that are done
   Prefetch prefetch;  // of gdn_decode
 };
 
