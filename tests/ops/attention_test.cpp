@@ -249,22 +249,23 @@ TEST(AttnIn, GivesARowTheSameBitsAloneInABatchAndOnAnyThreads) {
 }
 
 struct AttentionCase {
-  int64_t nq, nkv = 2, d, length = 1101, slot = 1;
+  int64_t nq, nkv = 2, d, length, slot = 1;
   Bed bed;
   Random random{61};
   Attention::Problem problem;
-  SlotTables slots = make_slots(bed, 2, 0, 18);
+  SlotTables slots;
   TensorView query, gate;  // [length, nq, d]
   KvCacheView kv;
 
   /// `real`: heads of the model's size, six to a kv head. Else an uneven shard of small ones: two heads of one kv head, three of the next.
-  AttentionCase(DType activation, DType kv_dtype, int threads = 2, bool real = false) : nq(real ? 12 : 5), d(real ? 256 : 32), bed(threads) {
+  AttentionCase(DType activation, DType kv_dtype, int threads = 2, bool real = false, int64_t num_tokens = 1101)
+      : nq(real ? 12 : 5), d(real ? 256 : 32), length(num_tokens), bed(threads), slots(make_slots(bed, 2, 0, (num_tokens + 63) / 64)) {
     problem = {nq, nkv, d, {0, 0, 1, 1, 1}, activation, kv_dtype};
     if (real) problem.kv_head = {0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1};
     query = bed.tensor(activation, {length, nq, d}, random.normals(length * nq * d, 2.0f));
     gate = bed.tensor(activation, {length, nq, d}, random.normals(length * nq * d));
-    kv.k = bed.tensor(kv_dtype, {36, nkv, 64, d});
-    kv.v = bed.tensor(kv_dtype, {36, nkv, 64, d});
+    kv.k = bed.tensor(kv_dtype, {2 * ((length + 63) / 64), nkv, 64, d});
+    kv.v = bed.tensor(kv_dtype, {2 * ((length + 63) / 64), nkv, 64, d});
     kv.k_scale = bed.tensor(DType::kF32, {nkv}, std::vector<float>{0.5f, 2.0f});
     kv.v_scale = bed.tensor(DType::kF32, {nkv}, std::vector<float>{0.25f, 0.125f});
     for (int64_t index = 0; index < length; ++index)
@@ -414,6 +415,18 @@ TEST(Attention, OfTheModelsHeadsGivesARowTheSameBitsHoweverManySequencesDecode) 
               << num_runs << " runs of " << n << " rows at " << first << ", number " << run;
       }
     }
+}
+
+/// Kernels may finish rows of few parts of 512 keys otherwise than those of many: rows on both sides of such a bound.
+TEST(Attention, OfTheModelsHeadsGivesARowTheSameBitsAloneAndInAVerifyAtLongContexts) {
+  AttentionCase c(DType::kBF16, DType::kBF16, 2, true, 4102);
+  for (const int64_t first : {511, 1022, 2046, 4088, 4093, 4095, 4096}) {
+    const int64_t n = 4;
+    const std::string together = Bed::bytes(c.run(first, n));
+    std::string alone;
+    for (int64_t row = 0; row < n; ++row) alone += Bed::bytes(c.run(first + row, 1));
+    EXPECT_EQ(together, alone) << "rows from " << first << " on";
+  }
 }
 
 /// A fault shows, of a key in every element of a row, of a value in its own: kernels that widen codes by their bits alone would make numbers of them.

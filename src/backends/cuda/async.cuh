@@ -35,6 +35,8 @@ __device__ inline void prefetch_bytes(const void* from, int64_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<uint32_t>(bytes)) : "memory");
 #endif
 }
+/// Asks for the word and its neighbours in the L2 cache.
+__device__ inline void prefetch_line(const void* word) { asm volatile("prefetch.global.L2 [%0];" ::"l"(word)); }
 /// One thread: asks for share `number` of `count`.
 __device__ inline void prefetch_share(const Prefetch& prefetch, int number, int count) {
   constexpr int64_t kPiece = 16 << 10;

@@ -8,7 +8,6 @@ AttentionArgs attention_arguments(const ops::Attention::Problem& problem, const 
                                   const ops::TensorView& gate, const ops::KvCacheView& kv, int32_t first_index, const ops::Activation& out) {
   AttentionArgs args{};
   args.step = plain::step_tables(rows);
-  args.kinds = kPromptRuns | kDecodeRuns;
   args.num_q_heads = static_cast<int32_t>(problem.num_q_heads);
   args.num_kv_heads = static_cast<int32_t>(problem.num_kv_heads);
   args.head_dim = static_cast<int32_t>(problem.head_dim);

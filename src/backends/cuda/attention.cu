@@ -16,27 +16,6 @@ __device__ int64_t place_of(const int32_t* block_table, int index, int kv_head, 
   return (int64_t{block_table[index / kGrid]} * num_kv_heads + kv_head) * kGrid + index % kGrid;
 }
 
-/// values <- rotate(norm(values)); all threads of the block, `values` in shared memory.
-__device__ void norm_and_rotate(const RotateArgs& args, float* values, const float* factors, const int32_t* position, float* shared) {
-  const int d = args.head_dim, half = args.num_frequencies;
-  float sum = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < d; i += kThreads) sum = fmaf(values[i], values[i], sum);
-  const float scale = 1.0f / sqrtf(block_sum<kThreads>(sum, shared) / static_cast<float>(d) + args.eps);
-  for (int i = static_cast<int>(threadIdx.x); i < d; i += kThreads) values[i] = round_to(args.activation, values[i] * scale * factors[i]);
-  __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < half; i += kThreads) {
-    const float angle = static_cast<float>(position[args.axis[i]]) * args.inv_freq[i];
-    float sine, cosine;
-    sincosf(angle, &sine, &cosine);
-    sine = round_to(args.activation, sine * args.rope_scale);
-    cosine = round_to(args.activation, cosine * args.rope_scale);
-    const float a = values[i], b = values[i + half];
-    values[i] = round_to(args.activation, a * cosine - b * sine);
-    values[i + half] = round_to(args.activation, b * cosine + a * sine);
-  }
-  __syncthreads();
-}
-
 __device__ void write_kv(void* cache, DType dtype, const float* scales, int kv_head, int64_t at, float x) {
   if (dtype == DType::kE4M3)
     static_cast<uint8_t*>(cache)[at] = f32_to_e4m3(x / (scales == nullptr ? 1.0f : scales[kv_head]));
@@ -87,36 +66,67 @@ __device__ __forceinline__ void write_kv_eight(void* cache, DType dtype, const f
 
 }  // namespace
 
-/// A block per row and head; query heads first, then kv heads.
+/// A block per row and head; query heads first, then kv heads. One row is waited for by a whole GPU: weights are read before the predecessor has ended, and what is far away is on its way at once.
 extern "C" __global__ void __launch_bounds__(kThreads) rotate_rows(const __grid_constant__ RotateArgs args) {
+  constexpr int kDims = kMaxHeadDim / kThreads;  // of a thread
   __shared__ float values[kMaxHeadDim];
   __shared__ float shared[kWarps];
   release_successor();
+  const int thread = static_cast<int>(threadIdx.x), local = static_cast<int>(blockIdx.x), row = args.first_row + local, head = static_cast<int>(blockIdx.y), d = args.head_dim, half = args.num_frequencies;
+  const int kv_head = head - args.num_q_heads;
+  const bool is_query = kv_head < 0;
+  const int32_t* const position = args.step.positions + int64_t{row} * 3;
+  const int32_t* const block_table = is_query || args.step.row_runs[row] < 0 ? nullptr : block_table_of(args.step, row);
+  if (thread == 0) {
+    prefetch_line(position);
+    prefetch_line(args.step.indices + row);
+  }
+  const auto each = [&](const auto& visit) {  // visit(c, i): the thread's elements
+#pragma unroll
+    for (int c = 0; c < kDims; ++c)
+      if (const int i = thread + c * kThreads; i < d) visit(c, i);
+  };
+  float factors[kDims], x[kDims], beside[kDims];  // beside: of the gate, or of the value
+  each([&](int c, int i) { factors[c] = (is_query ? args.q_norm : args.k_norm)[i]; });
+  static_assert(kMaxHeadDim / 2 <= kThreads);  // a thread turns a pair at most
+  const bool turns = thread < half;
+  const int axis = turns ? args.axis[thread] : 0;
+  const float frequency = turns ? args.inv_freq[thread] : 0;
   await_predecessor();
-  const int local = static_cast<int>(blockIdx.x), row = args.first_row + local, head = static_cast<int>(blockIdx.y), d = args.head_dim;
-  const int32_t* position = args.step.positions + int64_t{row} * 3;
-  if (head < args.num_q_heads) {
-    const int64_t from = (int64_t{local} * args.num_q_heads + head) * 2 * d, to = (int64_t{row} * args.num_q_heads + head) * d;
-    for (int i = static_cast<int>(threadIdx.x); i < d; i += kThreads) {
-      values[i] = load(args.q, args.activation, from + i);
-      store(args.gate, args.activation, to + i, load(args.q, args.activation, from + d + i));
-    }
-    __syncthreads();
-    norm_and_rotate(args, values, args.q_norm, position, shared);
-    for (int i = static_cast<int>(threadIdx.x); i < d; i += kThreads) store(args.query, args.activation, to + i, values[i]);
-    return;
+  const int index = args.step.indices[row], turn = turns ? position[axis] : 0;
+  const int64_t from = is_query ? (int64_t{local} * args.num_q_heads + head) * 2 * d : (int64_t{local} * args.num_kv_heads + kv_head) * d;
+  float sum = 0;
+  each([&](int c, int i) {
+    x[c] = load(is_query ? args.q : args.k, args.activation, from + i);
+    beside[c] = is_query ? load(args.q, args.activation, from + d + i) : load(args.v, args.activation, from + i);
+  });
+  if (!is_query && index < 0) return;  // padding
+  const int64_t to = (is_query ? int64_t{row} * args.num_q_heads + head : place_of(block_table, index, kv_head, args.num_kv_heads)) * d;
+  float sine = 0, cosine = 0;
+  if (turns) {
+    sincosf(static_cast<float>(turn) * frequency, &sine, &cosine);
+    sine = round_to(args.activation, sine * args.rope_scale);
+    cosine = round_to(args.activation, cosine * args.rope_scale);
   }
-  const int index = args.step.indices[row], kv_head = head - args.num_q_heads;
-  if (index < 0) return;  // padding
-  const int64_t from = (int64_t{local} * args.num_kv_heads + kv_head) * d;
-  for (int i = static_cast<int>(threadIdx.x); i < d; i += kThreads) values[i] = load(args.k, args.activation, from + i);
+  each([&](int c, int) { sum = fmaf(x[c], x[c], sum); });
+  const float scale = 1.0f / sqrtf(block_sum<kThreads>(sum, shared) / static_cast<float>(d) + args.eps);
+  each([&](int c, int i) { values[i] = round_to(args.activation, x[c] * scale * factors[c]); });
   __syncthreads();
-  norm_and_rotate(args, values, args.k_norm, position, shared);
-  const int64_t to = place_of(block_table_of(args.step, row), index, kv_head, args.num_kv_heads) * d;
-  for (int i = static_cast<int>(threadIdx.x); i < d; i += kThreads) {
-    write_kv(args.kv.k, args.kv.dtype, args.kv.k_scale, kv_head, to + i, values[i]);
-    write_kv(args.kv.v, args.kv.dtype, args.kv.v_scale, kv_head, to + i, load(args.v, args.activation, from + i));
+  if (turns) {
+    const float a = values[thread], b = values[thread + half];
+    values[thread] = round_to(args.activation, a * cosine - b * sine);
+    values[thread + half] = round_to(args.activation, b * cosine + a * sine);
   }
+  __syncthreads();
+  each([&](int c, int i) {
+    if (is_query) {
+      store(args.query, args.activation, to + i, values[i]);
+      store(args.gate, args.activation, to + i, beside[c]);
+    } else {
+      write_kv(args.kv.k, args.kv.dtype, args.kv.k_scale, kv_head, to + i, values[i]);
+      write_kv(args.kv.v, args.kv.dtype, args.kv.v_scale, kv_head, to + i, beside[c]);
+    }
+  });
 }
 
 /// The same for heads of 256 elements of bf16 and frequencies in eights: a warp has a head, eight neighbouring elements a lane; kRotatedHeads heads a block. Sums have the order that they have there.
@@ -180,10 +190,6 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention(const __grid_co
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int64_t at = (int64_t{row} * args.num_q_heads + head) * d;
   const int index = args.step.indices[row];
-  if (index >= 0) {
-    const int32_t kind = (args.step.runs[args.step.row_runs[row]].flags & kIsDecode) != 0 ? kDecodeRuns : kPromptRuns;
-    if ((kind & args.kinds) == 0) return;
-  }
   if (index < 0) {
     for (int i = thread; i < d; i += kThreads) store(args.out, args.activation, at + i, 0.0f);
     return;

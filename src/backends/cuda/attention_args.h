@@ -31,8 +31,6 @@ struct RotateArgs {
 
 inline constexpr int kRotatedHeads = 4;  // a block of rotate_heads_256
 
-inline constexpr int32_t kPromptRuns = 1, kDecodeRuns = 2;
-
 /// A job of decode rows (attention_decode.cu) that no block has as a whole.
 struct SplitJob {
   int32_t job;                          // -1: none
@@ -43,7 +41,6 @@ struct SplitJob {
 
 struct AttentionArgs {
   StepTables step;
-  int32_t kinds;  // of the runs that the launch computes: kPromptRuns | kDecodeRuns
   int32_t num_q_heads, num_kv_heads, head_dim, first_index;
   DType activation;
   const void *query, *gate;   // [rows, num_q_heads, head_dim]

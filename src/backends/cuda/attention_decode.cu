@@ -460,8 +460,13 @@ __device__ void decode(const AttentionArgs& args) {
     end = s.cuts[1];
   }
 
-  bool arrived = begin >= end;
-  if (arrived) arrive();
+  if (begin >= end) {
+    arrive();
+    // While there is less to read than blocks could, those without a tile ask for the weights of the projection behind this kernel.
+    if (thread == 0 && block >= shares.blocks) prefetch_share(args.next, block - shares.blocks, num_blocks - shares.blocks);
+    return;
+  }
+  bool arrived = false;
   while (begin < end) {
     const int window_end = fill_window(args, s, begin, end);
     Walk ahead(args, s.window, begin, window_end), here = ahead;
@@ -498,13 +503,45 @@ __device__ void decode(const AttentionArgs& args) {
       }
       commit_copies();
     };
+    /// Queries of a job to shared memory.
+    const auto load_queries = [&](const Run& run, int group, int kv_head, const auto& meanwhile) {
+      constexpr int kItems = kColumns * kPieces / kThreads;
+      const int group_row = group * args.rows_per_group, num_heads = s.heads.count(kv_head), used = min(args.rows_per_group, run.num_rows - group_row) * num_heads;
+      uint4 bits[kItems];
+#pragma unroll
+      for (int n = 0; n < kItems; ++n) {
+        const int i = (thread + n * kThreads) / kPieces, piece = lane;
+        bits[n] = make_uint4(0, 0, 0, 0);
+        if (i < used)
+          bits[n] = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(args.query) +
+                                                    (int64_t{run.first_row + group_row + i / num_heads} * args.num_q_heads + s.heads.head(kv_head, i % num_heads)) * kDim + piece * 8);
+      }
+      meanwhile();
+#pragma unroll
+      for (int n = 0; n < kItems; ++n) {
+        const int i = (thread + n * kThreads) / kPieces, piece = lane;
+        const float query_scale = S::convert_query(bits[n]);
+        if (lane == 0) s.query_scale[i] = query_scale;
+        *reinterpret_cast<uint4*>(s.q + swizzled<kPieces>(i, piece)) = bits[n];
+      }
+    };
     int asked = 0;
     if (!arrived) {
       for (; asked < kRingSlices && ahead.left > 0 && before_rows(); ++asked) fetch();
+      // What is read first once the predecessor has ended comes to the L2 cache meanwhile: where rows end, and the tile that they lie in.
+      if (thread < s.num_runs) prefetch_line(args.step.indices + s.window[thread].first_row + s.window[thread].num_rows - 1);
+      if (thread == 0 && asked < kRingSlices && ahead.left > 0 && slice_of_tile == 0 && ahead.tile < args.step.block_tables_stride) {
+        constexpr int kBytes = kKeys * kDim * S::kElementBytes;
+        const int64_t at = (int64_t{args.step.block_tables[int64_t{s.window[ahead.run].slot} * args.step.block_tables_stride + ahead.tile]} * args.num_kv_heads + ahead.head) * kBytes;
+        for (const void* cache : {args.kv.k, args.kv.v}) prefetch_bytes(static_cast<const unsigned char*>(cache) + at, kBytes);
+      }
       arrive();
       arrived = true;
     }
-    if (thread < s.num_runs) s.window[thread].end = end_of(args, s.window[thread]);
+    load_queries(s.window[here.run], here.group, here.head, [&] {
+      if (thread < s.num_runs) s.window[thread].end = end_of(args, s.window[thread]);
+    });
+    bool has_queries = true;
     __syncthreads();
     for (; asked < kRingSlices; ++asked) fetch();
     int from = 0;
@@ -528,15 +565,8 @@ __device__ void decode(const AttentionArgs& args) {
       const int job = (run.number * args.max_groups + here.group) * args.num_kv_heads + kv_head;
       const bool begins = here.tile == first_of_job, whole = begins && here.end == last_of_job + 1;
       if (thread == 0 && begins && (few_jobs || !whole)) args.split_jobs[few_jobs ? job : block] = {whole ? -1 : job, position, total, kv_head, first_row, group_rows, first_of_job, last_of_job};
-      for (int item = thread; item < kColumns * kPieces; item += kThreads) {
-        const int i = item / kPieces, piece = item % kPieces;
-        uint4 bits = make_uint4(0, 0, 0, 0);
-        if (i < used)
-          bits = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(args.query) + (int64_t{first_row + i / num_heads} * args.num_q_heads + s.heads.head(kv_head, i % num_heads)) * kDim + piece * 8);
-        const float query_scale = S::convert_query(bits);
-        if (lane == 0) s.query_scale[i] = query_scale;
-        *reinterpret_cast<uint4*>(s.q + swizzled<kPieces>(i, piece)) = bits;
-      }
+      if (!has_queries) load_queries(run, here.group, kv_head, [] {});
+      has_queries = false;
       int index[kMatrices][2];
 #pragma unroll
       for (int t = 0; t < kMatrices; ++t)
@@ -735,8 +765,6 @@ __device__ void decode(const AttentionArgs& args) {
       });
     }
   }
-  // While there is less to read than blocks could, they ask for the weights of the projection behind this kernel, once they have their own tile.
-  if (thread == 0 && total <= num_blocks && end > shares.begin(block)) prefetch_share(args.next, shares.begin(block), total);
 }
 
 constexpr int kMergeThreads = 256, kMergeWarps = kMergeThreads / 32;
@@ -821,27 +849,23 @@ struct Merge {
   }
 };
 
-/// blockIdx: (job of few, or block that began one and did not finish it; row and head of the job; 32 elements of many). Merges what several blocks have left of a job, and gates it. kMany: a warp has
-/// 32 elements of all parts, else all warps have the same elements, and parts of their own.
+/// Shared memory of a merge.
 template <bool kMany>
-__device__ void merge(const AttentionArgs& args) {
-  constexpr int kParts = kMany ? 8 : 32, kAtOnce = 4;  // of a warp at a time; of those with tiles beside them
-  __shared__ float values[kMergeWarps][kParts][32];
-  __shared__ float4 factors[kMergeWarps][32];
-  __shared__ float2 sums[kMergeWarps][32];
-  __shared__ Heads heads;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, column = static_cast<int>(blockIdx.y);
-  release_successor();
-  heads.read(args, thread, kMergeThreads);
-  __syncthreads();
-  await_predecessor();
-  const SplitJob job = args.split_jobs[blockIdx.x];
-  if (job.job < 0) return;
-  const int num_heads = heads.count(job.kv_head);
-  if (num_heads == 0 || column / num_heads >= job.num_rows) return;
-  const Left left{args, job, Shares(args, job.total, args.num_blocks), column};
+struct MergeShared {
+  static constexpr int kParts = kMany ? 8 : 32;  // of a warp at a time
+  float values[kMergeWarps][kParts][32];
+  float4 factors[kMergeWarps][32];
+  float2 sums[kMergeWarps][32];
+};
+
+/// Merges what several blocks have left of a job, and gates it. kMany: a warp has 32 elements of all parts, else all warps have 32 elements by blockIdx.z, and parts of their own.
+template <bool kMany>
+__device__ void merge(const AttentionArgs& args, const Left& left, const Heads& heads, MergeShared<kMany>& s) {
+  constexpr int kParts = MergeShared<kMany>::kParts, kAtOnce = 4;  // of those with tiles beside them
+  const SplitJob& job = left.job;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, num_heads = heads.count(job.kv_head);
   const int element = (kMany ? warp : static_cast<int>(blockIdx.z)) * 32 + lane, num_parts = left.num_parts();
-  const int64_t at = (int64_t{job.first_row + column / num_heads} * args.num_q_heads + heads.head(job.kv_head, column % num_heads)) * kDim + element;
+  const int64_t at = (int64_t{job.first_row + left.column / num_heads} * args.num_q_heads + heads.head(job.kv_head, left.column % num_heads)) * kDim + element;
   const float gate = load(args.gate, DType::kBF16, at);
   Merge row;
   for (int first = 0; first < num_parts; first += kMany ? kParts : kMergeThreads) {
@@ -872,37 +896,37 @@ __device__ void merge(const AttentionArgs& args) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
-      if (i < count) values[warp][i][lane] = begun[i];
+      if (i < count) s.values[warp][i][lane] = begun[i];
     while (with_more != 0) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (with_more == 0) continue;
         const int part = __ffs(static_cast<int>(with_more)) - 1, more = __shfl_sync(kAllLanes, parts.more, part);
         with_more &= with_more - 1;
-        float value = values[warp][part][lane];
+        float value = s.values[warp][part][lane];
 #pragma unroll
         for (int n = 0; n < LeftParts::kMore; ++n) {
           const float before = __shfl_sync(kAllLanes, parts.before[n], part), now = __shfl_sync(kAllLanes, parts.now[n], part);
           if (n < more) value = merged(value, before, tiles[i][n], now);
         }
-        values[warp][part][lane] = value;
+        s.values[warp][part][lane] = value;
       }
       if (with_more != 0) read_tiles();
     }
     if constexpr (kMany) {
-      factors[warp][lane] = row.factors(parts.max, parts.sum, lane);
+      s.factors[warp][lane] = row.factors(parts.max, parts.sum, lane);
       __syncwarp();
 #pragma unroll 4
-      for (int part = 0; part < count; ++part) row.add(factors[warp][part], values[warp][part][lane]);
+      for (int part = 0; part < count; ++part) row.add(s.factors[warp][part], s.values[warp][part][lane]);
       __syncwarp();
     } else {
-      sums[warp][lane] = make_float2(parts.max, parts.sum);
+      s.sums[warp][lane] = make_float2(parts.max, parts.sum);
       __syncthreads();
       for (int w = 0; warp == 0 && w < kMergeWarps && first + w * 32 < num_parts; ++w) {
-        factors[w][lane] = row.factors(sums[w][lane].x, sums[w][lane].y, lane);
+        s.factors[w][lane] = row.factors(s.sums[w][lane].x, s.sums[w][lane].y, lane);
         __syncwarp();
 #pragma unroll 8
-        for (int part = 0; part < min(32, num_parts - first - w * 32); ++part) row.add(factors[w][part], values[w][part][lane]);
+        for (int part = 0; part < min(32, num_parts - first - w * 32); ++part) row.add(s.factors[w][part], s.values[w][part][lane]);
       }
     }
   }
@@ -910,6 +934,17 @@ __device__ void merge(const AttentionArgs& args) {
   const bool scaled = args.kv.dtype == DType::kE4M3 && args.kv.v_scale != nullptr;
   const float factor = row.sum > 0 ? (scaled ? args.kv.v_scale[job.kv_head] : 1.0f) / row.sum : row.sum;
   store(args.out, DType::kBF16, at, round_to(DType::kBF16, row.total * factor) * round_to(DType::kBF16, sigmoid(gate)));
+}
+
+/// What a block merges, once the predecessor has ended: blockIdx.x is a job of few, or the block that began one and did not finish it; blockIdx.y a row and head of the job.
+__device__ SplitJob job_to_merge(const AttentionArgs& args, const Heads& heads) {
+  __syncthreads();
+  await_predecessor();
+  SplitJob job = args.split_jobs[blockIdx.x];
+  if (job.job < 0) return job;
+  const int column = static_cast<int>(blockIdx.y), num_heads = heads.count(job.kv_head);
+  if (num_heads == 0 || column / num_heads >= job.num_rows) job.job = -1;
+  return job;
 }
 
 }  // namespace
@@ -926,7 +961,32 @@ QUERN_DECODE(attention_decode_1_e4m3, 1, true)
 QUERN_DECODE(attention_decode_3_e4m3, 3, true)
 #undef QUERN_DECODE
 
-extern "C" __global__ void __launch_bounds__(kMergeThreads, 2) attention_merge_few(const __grid_constant__ AttentionArgs args) { merge<false>(args); }
-extern "C" __global__ void __launch_bounds__(kMergeThreads, 3) attention_merge_many(const __grid_constant__ AttentionArgs args) { merge<true>(args); }
+/// Where rows and heads are few; blockIdx.z: 32 elements. Of few parts the first block merges all elements: the others would be in the way of the kernel behind this one.
+extern "C" __global__ void __launch_bounds__(kMergeThreads, 2) attention_merge_few(const __grid_constant__ AttentionArgs args) {
+  __shared__ union {
+    MergeShared<true> many;
+    MergeShared<false> few;
+  } s;
+  __shared__ Heads heads;
+  release_successor();
+  const bool may_be_idle = blockIdx.z > 0 && args.num_jobs <= args.num_blocks && knows_positions(args);
+  RunRecord run{};
+  if (may_be_idle) run = args.step.runs[static_cast<int>(blockIdx.x) / (args.max_groups * args.num_kv_heads)];
+  heads.read(args, static_cast<int>(threadIdx.x), kMergeThreads);
+  if (may_be_idle && (!has_jobs(run) || (args.step.cursor[run.slot] + run.num_rows - 1) / kKeys / kTilesPerPart < MergeShared<true>::kParts)) return;
+  const SplitJob job = job_to_merge(args, heads);
+  if (job.job < 0) return;
+  const Left left{args, job, Shares(args, job.total, args.num_blocks), static_cast<int>(blockIdx.y)};
+  if (left.num_parts() > MergeShared<true>::kParts) merge<false>(args, left, heads, s.few);
+  else if (blockIdx.z == 0) merge<true>(args, left, heads, s.many);
+}
+extern "C" __global__ void __launch_bounds__(kMergeThreads, 3) attention_merge_many(const __grid_constant__ AttentionArgs args) {
+  __shared__ MergeShared<true> s;
+  __shared__ Heads heads;
+  release_successor();
+  heads.read(args, static_cast<int>(threadIdx.x), kMergeThreads);
+  const SplitJob job = job_to_merge(args, heads);
+  if (job.job >= 0) merge<true>(args, {args, job, Shares(args, job.total, args.num_blocks), static_cast<int>(blockIdx.y)}, heads, s);
+}
 
 }  // namespace quern::cuda

@@ -9,7 +9,6 @@ using mma::Kinds, mma::kinds_of;
 
 namespace {
 
-constexpr int64_t kLongContext = 32'768;      // tokens, from which on merging few parts at a time takes longer than it saves
 constexpr unsigned kThreads = 256;            // of attention_mma.cu, and of attention_merge
 constexpr unsigned kThreadsDecode = 128;      // of attention_decode.cu
 constexpr unsigned kThreads90 = 384;          // of attention_prompt_sm90.cu
@@ -120,11 +119,8 @@ class AttentionKernel final : public ops::Attention::Kernel {
                    .programmatic = functions_.code_90a},
                   args);
     const auto splits = static_cast<unsigned>(std::min<int64_t>(args.num_jobs, blocks)), lanes = static_cast<unsigned>(args.lanes);
-    // Few: blocks share their parts, and elements are merged apart; the bits are the same. A recorded launch serves every context, so what sequences may reach decides between a short
-    // merge (a verify of 4 rows at 1,024 tokens: 29 us with few, 17 with many, H200) and a long one (at 131,008: 213 and 333).
-    const int64_t merged_rows = int64_t{splits} * lanes;
-    const bool grows_long = int64_t{args.step.block_tables_stride} * ops::kGrid >= kLongContext;
-    const bool few = merged_rows <= (grows_long ? num_sms_ : num_sms_ / 2);
+    // Few: blocks share the parts of a long job, and elements are merged apart; the bits are the same.
+    const bool few = int64_t{splits} * lanes <= num_sms_;
     stream.launch(few ? functions_.merge_few : functions_.merge_many, {.grid = {splits, lanes, few ? 8u : 1u}, .block = {kThreads}, .programmatic = functions_.code_90a}, args);
   }
 
