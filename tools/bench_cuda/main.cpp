@@ -98,7 +98,6 @@ void bench_linears(Bench& bench, const Selection& selection, double read_limit, 
     return bench.seconds([&] {
              for (size_t i = 0; i < kLayers; ++i) {
                enqueue(i);
-               bench.stream().flush();
              }
            }) /
            kLayers;
@@ -124,7 +123,6 @@ void bench_linears(Bench& bench, const Selection& selection, double read_limit, 
                              do_mlp_in(i);
                              do_down(i);
                              do_gdn_in(i);
-                             bench.stream().flush();
                            }
                          }) /
                          kLayers;

@@ -76,10 +76,9 @@ struct LinearPhase {
   SideRows side;
 };
 
-/// Linear layers that follow each other, for up to kMaxDecodeRows decode rows.
+/// A linear layer for up to kMaxDecodeRows decode rows.
 struct ChainArgs {
   LinearPhase phases[kMaxPhases];
-  int32_t num_phases = 0;
   int32_t rows = 0;
   int32_t x_rows = 0;              // rows of x, a multiple of 8
   void* x = nullptr;               // e4m3 or bf16 [k_blocks][x_rows] pieces of 128 bytes; not in resident mode
@@ -88,7 +87,7 @@ struct ChainArgs {
   float* parts = nullptr;          // [grid][2][128][kMaxDecodeRows] at most, kNothing between launches: parts of tiles that several blocks share, left for others to add
   int32_t* arrivals = nullptr;     // [2 * kMaxPhases + 1], zero between launches
   int32_t stages = 0;
-  int32_t resident_blocks = 0;     // most of any phase
+  int32_t resident_blocks = 0;
   int32_t norm_floats = 0;         // resident mode: widest norm
 };
 

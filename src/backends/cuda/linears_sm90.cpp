@@ -22,39 +22,6 @@ int num_sums(const LinearPhase& phase, bool e4m3) {
 
 }  // namespace
 
-/// Phases for the same rows that follow each other in a stream and become one launch.
-class Chain final : public Stream::Deferred {
- public:
-  static constexpr int kJoined = kMaxPhases;
-  Chain(const Linears& linears, bool e4m3, int64_t rows, int32_t* arrivals, std::byte* workspace) : linears_(linears), e4m3_(e4m3), workspace_(workspace) {
-    args_.rows = static_cast<int32_t>(rows);
-    args_.x_rows = static_cast<int32_t>(padded(rows));
-    args_.arrivals = arrivals;
-  }
-  [[nodiscard]] bool takes(const LinearPhase& phase, bool e4m3, int64_t rows, const std::byte* workspace) const {
-    return args_.num_phases < kJoined && e4m3 == e4m3_ && rows == args_.rows && workspace == workspace_ && phase.in != nullptr && args_.phases[0].in != nullptr;
-  }
-  void append(const LinearPhase& phase) {
-    args_.phases[args_.num_phases++] = phase;
-    const int64_t columns = int64_t{phase.k_blocks} * (e4m3_ ? 128 : 64);
-    widest_ = std::max(widest_, columns);
-  }
-  void launch(Stream& stream) override {
-    const DecodePlaces places(workspace_, args_.rows, widest_);
-    args_.x = places.x;
-    args_.x_scale = reinterpret_cast<float*>(places.x_scale);
-    args_.x16 = places.spare;
-    linears_.launch_chain(stream, args_, e4m3_);
-  }
-
- private:
-  Linears linears_;  // a copy: the chain may outlive the kernel that began it
-  bool e4m3_;
-  std::byte* workspace_;
-  int64_t widest_ = 0;
-  ChainArgs args_;
-};
-
 DecodePlaces::DecodePlaces(std::byte* workspace, int64_t rows, int64_t in_features) : spare(workspace) {
   const int64_t all = padded(rows);
   x_scale = spare + all * kSpareBytes;
@@ -108,19 +75,6 @@ size_t Linears::workspace_bytes(int64_t max_rows, const TileLayer& layer, int64_
   return static_cast<size_t>(std::max(decode.end, prompt.end) - static_cast<std::byte*>(nullptr));
 }
 
-void Linears::append(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const {
-  auto* place = workspace.data<std::byte>();
-  auto* chain = dynamic_cast<Chain*>(stream.deferred());
-  if (chain == nullptr || !chain->takes(phase, e4m3, rows, place)) {
-    auto next = std::make_unique<Chain>(*this, e4m3, rows, arrivals, place);
-    chain = next.get();
-    chain->append(phase);
-    stream.defer(std::move(next));
-  } else {
-    chain->append(phase);
-  }
-}
-
 QuantiseArgs Linears::to_fill(const TileLayer& layer, int64_t rows, std::byte* x8, std::byte* x_scale, std::byte* x16) {
   QuantiseArgs args;
   args.rows = static_cast<int32_t>(rows);
@@ -135,27 +89,29 @@ QuantiseArgs Linears::to_fill(const TileLayer& layer, int64_t rows, std::byte* x
   return args;
 }
 
-void Linears::launch_chain(Stream& stream, ChainArgs args, bool e4m3) const {
-  const size_t index = column_index(args.rows);
-  const bool filled = args.phases[0].in == nullptr;
-  int blocks = 0, norm = 0, sums = 0;
-  for (int p = 0; p < args.num_phases; ++p) {
-    LinearPhase& phase = args.phases[p];
-    if (phase.side.weight != nullptr) phase.side.parts = reinterpret_cast<float*>(side_parts_->address());
-    CHECK(int64_t{phase.tiles} * phase.k_blocks * num_sms_ <= INT32_MAX);  // places in the list are counted in 32 bits
-    phase.blocks = decode_blocks(phase.tiles, phase.k_blocks, num_sms_);
-    blocks = std::max(blocks, sm90::resident_blocks(phase.tiles, phase.k_blocks, phase.blocks));
-    if (phase.norm != nullptr) norm = std::max(norm, phase.k_blocks * 128);
-    sums = std::max(sums, num_sums(phase, e4m3));
-  }
+void Linears::launch_decode(Stream& stream, LinearPhase phase, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const {
+  if (phase.side.weight != nullptr) phase.side.parts = reinterpret_cast<float*>(side_parts_->address());
+  CHECK(int64_t{phase.tiles} * phase.k_blocks * num_sms_ <= INT32_MAX);  // places in the list are counted in 32 bits
+  phase.blocks = decode_blocks(phase.tiles, phase.k_blocks, num_sms_);
+  const DecodePlaces places(workspace.data<std::byte>(), rows, int64_t{phase.k_blocks} * (e4m3 ? 128 : 64));
+  ChainArgs args;
+  args.rows = static_cast<int32_t>(rows);
+  args.x_rows = static_cast<int32_t>(padded(rows));
+  args.arrivals = arrivals;
+  args.x = places.x;
+  args.x_scale = reinterpret_cast<float*>(places.x_scale);
+  args.x16 = places.spare;
+  args.parts = reinterpret_cast<float*>(parts_->address());
+  const size_t index = column_index(rows);
+  const int blocks = sm90::resident_blocks(phase.tiles, phase.k_blocks, phase.blocks), norm = phase.norm == nullptr ? 0 : phase.k_blocks * 128, sums = num_sums(phase, e4m3);
   constexpr int kFewestStages = 4;
   const bool fits = std::max(blocks, norm / 128) <= kMaxResidentBlocks && fixed_bytes(blocks, args.rows, norm, sums) + kFewestStages * stage_bytes(8, true, true) <= max_shared_bytes_;
-  const bool resident = e4m3 && args.rows <= kResidentRows && !filled && fits;
+  const bool resident = e4m3 && rows <= kResidentRows && phase.in != nullptr && fits;
   args.resident_blocks = resident ? blocks : 0;
   args.norm_floats = resident ? norm : 0;
   const int columns = kColumns[index], fixed = fixed_bytes(args.resident_blocks, args.rows, args.norm_floats, sums), per_stage = stage_bytes(columns, e4m3, resident);
   args.stages = std::min((max_shared_bytes_ - fixed) / per_stage, kMaxStages);
-  args.parts = reinterpret_cast<float*>(parts_->address());
+  args.phases[0] = phase;
   const Function<ChainArgs>& function = resident ? resident_ : (e4m3 ? e4m3_ : bf16_).chain[index];
   stream.launch(function,
                 {.grid = {static_cast<unsigned>(num_sms_)},

@@ -100,7 +100,7 @@ class Linears {
       outputs(phase, piece);
       phase.in = in.from(row).data;
       phase.in_stride = in.columns;
-      append(stream, phase, layer.is_e4m3(), count, layer.arrivals(packed), workspace);
+      launch_decode(stream, phase, layer.is_e4m3(), count, layer.arrivals(packed), workspace);
       then(piece);
     }
   }
@@ -126,18 +126,16 @@ class Linears {
       outputs(phase, row);
       const DecodePlaces places(workspace.data<std::byte>(), rows, layer.in_features());
       fill(to_fill(layer, rows, places.x, places.x_scale, places.x), row, stream);
-      append(stream, phase, layer.is_e4m3(), rows, layer.arrivals(packed), workspace);
+      launch_decode(stream, phase, layer.is_e4m3(), rows, layer.arrivals(packed), workspace);
     }
   }
   void quantise(Stream& stream, const QuantiseArgs& args) const;
 
  private:
-  friend class Chain;
   struct Kind {
     std::array<Function<ChainArgs>, kColumns.size()> chain;
     Function<PromptArgs> prompt, prompt_pair, prompt_tall_pair;
   };
-  void launch_chain(Stream& stream, ChainArgs args, bool e4m3) const;
   void prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearPhase& phase, const RowsIn& in, int64_t rows,
               const PromptPlaces& places) const;
   /// As quantise(), for rows of `in` in their order and no `out`.
@@ -145,8 +143,8 @@ class Linears {
   void multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, const PromptPlaces& places) const;
   [[nodiscard]] PromptShape fastest_shape(const LinearPhase& phase, bool e4m3, int64_t rows) const;
   static QuantiseArgs to_fill(const TileLayer& layer, int64_t rows, std::byte* x8, std::byte* x_scale, std::byte* x16);
-  /// A phase for decode rows: its launch may join those of the layers before and after it.
-  void append(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const;
+  /// Decode rows, up to kMaxDecodeRows.
+  void launch_decode(Stream& stream, LinearPhase phase, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const;
 
   Packers packers_;
   Function<QuantiseArgs> quantise_, norm_prompt_, quantise_prompt_;

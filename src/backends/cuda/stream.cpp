@@ -120,12 +120,6 @@ void Stream::enqueue_launch(FunctionObject* function, const char* name, const La
   if (await_launches_) succeeded(context_->driver.stream_synchronize(handle_), "a kernel");
 }
 
-void Stream::defer(std::unique_ptr<Deferred> work) {
-  flush();
-  deferred_ = std::move(work);
-  if (await_launches_) flush();
-}
-
 bool Stream::make_stages() {
   while (stages_.size() < kNumStages) {
     auto memory = PinnedMemory::allocate(context_, kStageBytes);
@@ -201,7 +195,6 @@ bool Stream::copy_by_kernel(const void* source, void* destination, size_t size_b
 }
 
 void Stream::copy_to_device(const void* source, const ops::TensorView& destination) {
-  flush();
   if (failed() || destination.empty()) return;
   context_->make_current();
   const auto* from = static_cast<const std::byte*>(source);
@@ -223,7 +216,6 @@ void Stream::copy_to_device(const void* source, const ops::TensorView& destinati
 }
 
 void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
-  flush();
   if (failed() || source.empty()) return;
   context_->make_current();
   const size_t size = source.size_bytes();
@@ -250,7 +242,6 @@ void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
 }
 
 void Stream::copy(const ops::TensorView& source, const ops::TensorView& destination) {
-  flush();
   CHECK(source.size_bytes() == destination.size_bytes());
   if (failed() || source.empty()) return;
   context_->make_current();
@@ -260,7 +251,6 @@ void Stream::copy(const ops::TensorView& source, const ops::TensorView& destinat
 }
 
 void Stream::fill_zero(const ops::TensorView& destination) {
-  flush();
   if (failed() || destination.empty()) return;
   context_->make_current();
   follows_kernel_ = false;
@@ -269,7 +259,6 @@ void Stream::fill_zero(const ops::TensorView& destination) {
 }
 
 Result<void> Stream::finish() {
-  flush();
   context_->make_current();
   if (!failed()) succeeded(context_->driver.stream_synchronize(handle_), "waiting for work");
   const auto result = outcome();
@@ -281,7 +270,6 @@ Result<void> Stream::finish() {
 }
 
 ops::Mark Stream::mark() {
-  flush();
   if (!downloads_.empty()) static_cast<void>(finish());  // they end in memory that is not page-locked
   const ops::Mark mark = num_marks_++;
   if (failed()) return mark;
@@ -297,7 +285,6 @@ Result<void> Stream::wait(ops::Mark mark) {
 }
 
 void Stream::begin_recording() {
-  flush();
   if (failed()) return;
   context_->make_current();
   recording_ = follows_kernel_ = true;
@@ -305,7 +292,6 @@ void Stream::begin_recording() {
 }
 
 Result<std::unique_ptr<ops::Graph>> Stream::end_recording() {
-  flush();
   recording_ = false;
   RETURN_IF_ERROR(outcome());
   context_->make_current();
@@ -320,14 +306,12 @@ Result<std::unique_ptr<ops::Graph>> Stream::end_recording() {
 }
 
 void Stream::replay(const ops::Graph& graph) {
-  flush();
   if (failed()) return;
   context_->make_current();
   succeeded(context_->driver.graph_launch(static_cast<const Graph&>(graph).handle(), handle_), "a graph");
 }
 
 void Stream::record(const Event& event) {
-  flush();
   if (failed()) return;
   context_->make_current();
   succeeded(context_->driver.event_record(event.handle(), handle_), "an event");

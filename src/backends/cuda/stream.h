@@ -75,22 +75,8 @@ class Stream final : public ops::Stream {
   Result<std::unique_ptr<ops::Graph>> end_recording() override;
   void replay(const ops::Graph& graph) override;
 
-  /// Work that more of its kind may join. It is launched before anything else is enqueued.
-  class Deferred {
-   public:
-    virtual ~Deferred() = default;
-    virtual void launch(Stream& stream) = 0;
-  };
-  void defer(std::unique_ptr<Deferred> work);
-  [[nodiscard]] Deferred* deferred() const { return deferred_.get(); }
-  /// Launches what was deferred.
-  void flush() {
-    if (deferred_ != nullptr) std::exchange(deferred_, nullptr)->launch(*this);
-  }
-
   template <class Args>
   void launch(const Function<Args>& function, const LaunchShape& shape, const Args& args) {
-    flush();
     enqueue_launch(function.handle, function.name, shape, const_cast<Args*>(&args));
   }
 
@@ -147,7 +133,6 @@ class Stream final : public ops::Stream {
   bool await_launches_;
   Function<CopyPiece> copy_small_;
   bool recording_ = false, follows_kernel_ = true;  // in a graph, only a kernel may start before the end of what it follows, and only of a kernel
-  std::unique_ptr<Deferred> deferred_;
   std::atomic<bool> failed_ = false;
   mutable std::mutex error_mutex_;  // of error_ and watched_: wait() is called from another thread
   std::optional<Error> error_;
