@@ -17,7 +17,7 @@ namespace quern::cuda::sm90 {
 
 constexpr int kConsumers = 256;  // two warpgroups
 constexpr int kHelpers = 96;     // three warps for side rows
-constexpr int kSideHelpers = 64; // of up to 32 rows that are not resident two warps: a thread of the third brings rows
+constexpr int kSideHelpers = 64; // of up to 64 rows that are not resident two warps: a thread of the third brings rows
 constexpr int kThreads = kConsumers + 32 + kHelpers;  // the ninth warp copies
 /// Where products need most registers the consumers multiply side rows, when they have nothing else to do.
 template <int kColumns>
@@ -296,9 +296,16 @@ __device__ __forceinline__ void help_resident(const ChainArgs& args, const At& a
 
 // ---- more rows: every block norms and quantises some, for all ----
 
+/// What quantise_share needs besides rows.
+template <bool kFp8>
+__device__ __forceinline__ RowFactors<kConsumers> factors_for(const ChainArgs& args, const LinearPhase& phase) {
+  if (phase.in == nullptr || phase.norm == nullptr || static_cast<int>(blockIdx.x) >= args.rows) return {};
+  return {phase.norm, kFp8 ? phase.k_blocks : phase.k_blocks / 2, static_cast<int>(threadIdx.x)};
+}
+
 /// A block takes a row with a norm, or where there are more rows than blocks a warpgroup; a half-warp groups of 128 of rows without.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void quantise_share(const ChainArgs& args, const LinearPhase& phase, float* sums) {
+__device__ __forceinline__ void quantise_share(const ChainArgs& args, const LinearPhase& phase, float* sums, const RowFactors<kConsumers>& factors) {
   const int thread = static_cast<int>(threadIdx.x), group = thread >> 7, grid = static_cast<int>(gridDim.x), blocks = kFp8 ? phase.k_blocks : phase.k_blocks / 2;  // of 128 columns
   QuantiseArgs q;
   q.in = phase.in;
@@ -322,7 +329,8 @@ __device__ __forceinline__ void quantise_share(const ChainArgs& args, const Line
     }
   } else {
     for (int row = static_cast<int>(blockIdx.x); row < args.rows; row += grid) {
-      norm_row<kConsumers>(q, row, thread, sums, [] { consumer_barrier(); });
+      if constexpr (kColumns <= kMaxPacedColumns) norm_row<kConsumers>(q, row, thread, sums, factors, [] { consumer_barrier(); });
+      else norm_row<kConsumers>(q, row, thread, sums, [] { consumer_barrier(); });
       consumer_barrier();
     }
   }
@@ -333,6 +341,16 @@ template <int kColumns, bool kFp8>
 __device__ __forceinline__ int quantisers_of(const ChainArgs& args, const LinearPhase& phase) {
   const int grid = static_cast<int>(gridDim.x), groups = args.rows * (kFp8 ? phase.k_blocks : phase.k_blocks / 2);
   return kColumns > kMaxPacedColumns ? grid : min(grid, phase.norm != nullptr ? args.rows : (groups + kConsumers / 16 - 1) / (kConsumers / 16));
+}
+
+/// All consumers, once the predecessor has finished: this block's share, and that it is there. Bulk copies read what is written here; whoever begins them fences once it has seen all arrive.
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ void quantise_and_arrive(const ChainArgs& args, const LinearPhase& phase, float* sums, const RowFactors<kConsumers>& factors) {
+  if (phase.in == nullptr || static_cast<int>(blockIdx.x) >= quantisers_of<kColumns, kFp8>(args, phase)) return;
+  quantise_share<kColumns, kFp8>(args, phase, sums, factors);
+  if constexpr (kColumns > kMaxPacedColumns) fence_async_proxy_all();
+  consumer_barrier();
+  if (threadIdx.x == 0) arrive(args.arrivals + kMaxPhases);
 }
 
 /// Side rows by `warps` warps of every block, once all rows are quantised; and their sums over all of K by `warps` warps, once the block's own are left.
@@ -715,11 +733,27 @@ class Copier {
   RingPlace ring, under_way;  // of the next tile; of the first that may not have come
 };
 
+/// The copying warp's part of a launch. The others wait for the barriers that it makes, by await_barriers.
 template <int kColumns, bool kFp8, bool kResident>
-__device__ __forceinline__ void copy_chain(const ChainArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
+__device__ __forceinline__ void copy_tiles(const ChainArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
   Copier<kColumns, kFp8, kResident> copier(args, at);
+  if (threadIdx.x == kConsumers) copier.begin();
+  __syncwarp();
+  named_arrive<0, kThreads>();
+  if (threadIdx.x == kConsumers) copier.copy_rest();
+}
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ void copy_chain(const ChainArgs& args, const Layout<kColumns, kFp8, false>& at) {
+  Copier<kColumns, kFp8, false> copier(args, at);
   copier.copy_first();
   copier.copy_rest();
+}
+__device__ __forceinline__ void await_barriers() { named_barrier<0, kThreads>(); }
+/// The warps' that neither copy tiles nor multiply them: side rows and, where stages have a barrier for them, copies of rows.
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ void help(const ChainArgs& args, const Layout<kColumns, kFp8, false>& at) {
+  if (threadIdx.x < kConsumers + 32 + kSideHelpers) help_chain<kFp8, kSideHelpers / 32>(args, quantisers_of<kColumns, kFp8>(args, args.phases[0]));
+  else if (threadIdx.x == kConsumers + 32 + kSideHelpers) copy_rows(args, at);
 }
 
 template <int kColumns, bool kFp8, bool kResident>
@@ -727,16 +761,13 @@ __device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layo
   const LinearPhase& phase = args.phases[0];
   DecodeWalk walk(phase);
   RingPlace ring;
+  RowFactors<kConsumers> factors;
+  if constexpr (Layout<kColumns, kFp8, kResident>::kPaced) factors = factors_for<kFp8>(args, phase);
   wait_for_predecessors();
   if constexpr (kResident) {
     fill_resident(args, phase, at, walk.k, resident_blocks(phase.tiles, phase.k_blocks, walk.grid));
   } else {
-    if (phase.in != nullptr && static_cast<int>(blockIdx.x) < quantisers_of<kColumns, kFp8>(args, phase)) {
-      quantise_share<kColumns, kFp8>(args, phase, at.sums());
-      fence_async_proxy_all();  // bulk copies read what was written here
-      consumer_barrier();
-      if (threadIdx.x == 0) arrive(args.arrivals + kMaxPhases);
-    }
+    quantise_and_arrive<kColumns, kFp8>(args, phase, at.sums(), factors);
   }
   int slot = 0;
   while (walk.left > 0) {
@@ -776,20 +807,13 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args) {
     else fewer_registers<24>();
   }
   if (warp == kConsumers / 32) {
-    Copier<kColumns, kFp8, kResident> copier(args, at);
-    if (threadIdx.x == kConsumers) copier.begin();
-    __syncwarp();
-    named_arrive<0, kThreads>();
-    if (threadIdx.x == kConsumers) copier.copy_rest();
+    copy_tiles(args, at);
     return;
   }
-  named_barrier<0, kThreads>();  // the barriers are there
+  await_barriers();
   if (warp < kConsumers / 32) multiply_chain(args, at);
   else if constexpr (kResident) help_resident(args, at);
-  else if constexpr (kHasHelpers<kColumns>) {
-    if (warp < (kConsumers + 32 + kSideHelpers) / 32) help_chain<kFp8, kSideHelpers / 32>(args, quantisers_of<kColumns, kFp8>(args, args.phases[0]));
-    else if (threadIdx.x == kConsumers + 32 + kSideHelpers) copy_rows(args, at);
-  }
+  else if constexpr (kHasHelpers<kColumns>) help(args, at);
 }
 
 #define QUERN_CHAIN(name, columns, fp8, resident)                                                                                    \

@@ -164,7 +164,7 @@ __device__ __forceinline__ void multiply_wide(const Layout<kColumns, kFp8, false
     for (int i = 0; i < Share::kSums; ++i) acc[m][i] = 0;
   const auto next_stage = [&] {
     const int stage = ring.stage;
-    barrier_wait(at.full(stage), ring.parity);
+    await_stage(at, ring);
     ring.advance(at.stages);
     return stage;
   };
@@ -446,13 +446,10 @@ __device__ __forceinline__ void multiply_rows(const ChainArgs& args, const Layou
   const Layout<kColumns, kFp8, false> at = layout.settled();
   const LinearPhase& phase = args.phases[0];
   DecodeWalk walk(phase);
+  RowFactors<kConsumers> factors;
+  if constexpr (kHasHelpers<kColumns>) factors = factors_for<kFp8>(args, phase);
   wait_for_predecessors();
-  if (phase.in != nullptr) {
-    quantise_share<kColumns, kFp8>(args, phase, at.sums());
-    fence_async_proxy_all();  // bulk copies read what was written here
-    consumer_barrier();
-    if (threadIdx.x == 0) arrive(args.arrivals + kMaxPhases);
-  }
+  quantise_and_arrive<kColumns, kFp8>(args, phase, at.sums(), factors);
   RingPlace ring;
   auto* own = reinterpret_cast<float*>(at.generic);
   SharedTileRow shared;  // that this block adds up
@@ -482,7 +479,7 @@ __device__ __forceinline__ void multiply_rows(const ChainArgs& args, const Layou
   };
   if constexpr (kHasHelpers<kColumns>) {
     join();
-    if (phase.side.weight != nullptr) named_barrier<6, kConsumers + kHelpers>();
+    if (phase.side.weight != nullptr) named_barrier<6, kConsumers + kSideHelpers>();
   } else {
     side_rows_of_consumers<kColumns, kFp8>(args, phase, 0, join);
   }
@@ -495,16 +492,31 @@ template <int kColumns, bool kFp8>
 __device__ __forceinline__ void run_wide(const ChainArgs& args) {
   extern __shared__ char raw[];
   const Layout<kColumns, kFp8, false> at(raw, args.stages, 0, 0, 0);
-  if (threadIdx.x == kConsumers) at.init_barriers();
-  __syncthreads();
-  if (threadIdx.x >= kConsumers) {
-    fewer_registers<kHasHelpers<kColumns> ? 88 : 24>();
-    if (threadIdx.x == kConsumers) copy_chain(args, at);
-    if constexpr (kHasHelpers<kColumns>)
-      if (threadIdx.x >= kConsumers + 32) help_chain<kFp8>(args);
+  if constexpr (kHasHelpers<kColumns>) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp >= kConsumers / 32) {
+      fewer_registers<88>();
+      if (warp == kConsumers / 32) {
+        copy_tiles(args, at);
+      } else {
+        await_barriers();
+        help(args, at);
+      }
+    } else {
+      more_registers<208>();
+      await_barriers();
+      multiply_rows(args, at);
+    }
   } else {
-    more_registers<kHasHelpers<kColumns> ? 208 : 240>();
-    multiply_rows(args, at);
+    if (threadIdx.x == kConsumers) at.init_barriers();
+    __syncthreads();
+    if (threadIdx.x >= kConsumers) {
+      fewer_registers<24>();
+      if (threadIdx.x == kConsumers) copy_chain(args, at);
+    } else {
+      more_registers<240>();
+      multiply_rows(args, at);
+    }
   }
 }
 

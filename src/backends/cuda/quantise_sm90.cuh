@@ -92,6 +92,12 @@ __device__ __forceinline__ float4 load_relaxed(const float4* from) {
 /// Whether another block has left a sum there, or all four.
 __device__ __forceinline__ bool is_there(float v) { return __float_as_uint(v) != kNothing; }
 __device__ __forceinline__ bool is_there(const float4& v) { return is_there(v.x) && is_there(v.y) && is_there(v.z) && is_there(v.w); }
+/// What no launch writes, asked for where this stands and not where it is used.
+__device__ __forceinline__ float4 load_here(const float4* from) {
+  float4 v;
+  asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
+  return v;
+}
 __device__ __forceinline__ uint4 load_row_piece(const void* in, int64_t element) {
   return __ldcg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(in) + element));  // never from an L1 line older than the predecessor
 }
@@ -166,6 +172,43 @@ __device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, int 
   finish.template operator()<0, kFirst>();
   if constexpr (kFirst < kCount)
     if (kFirst * kHalves < blocks) finish.template operator()<kFirst, kCount>();
+}
+
+/// The factors that a thread of kThreads needs for any row. They are asked for where this stands, before it is known that the rows are there.
+template <int kThreads>
+struct RowFactors {
+  static constexpr int kHalves = kThreads / 16, kCount = kMaxNormWidth / 128 / kHalves;
+  float4 low[kCount], high[kCount];
+
+  RowFactors() = default;
+  __device__ RowFactors(const float* norm, int blocks, int thread) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n)
+      if (const int block = (thread >> 4) + n * kHalves; block < blocks) {
+        const auto* from = reinterpret_cast<const float4*>(norm + block * 128 + (thread & 15) * 8);
+        low[n] = load_here(from), high[n] = load_here(from + 1);
+      }
+  }
+};
+/// As norm_row, with factors that are there, for all of a row at once.
+template <int kThreads>
+__device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, int thread, float* sums, const RowFactors<kThreads>& factors, const auto& barrier) {
+  constexpr int kHalves = kThreads / 16, kCount = RowFactors<kThreads>::kCount;
+  const int half = thread >> 4, l = thread & 15, blocks = args.k_blocks;
+  const int64_t from = source_row(args, row) * args.in_stride + l * 8;
+  uint4 x[kCount];
+  float square[kCount];
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) x[n] = half + n * kHalves < blocks ? load_row_piece(args.in, from + (half + n * kHalves) * 128) : uint4{};
+  square_sums(x, square);
+#pragma unroll
+  for (int n = 0; n < kCount; ++n)
+    if (l == 0 && half + n * kHalves < blocks) sums[half + n * kHalves] = square[n];
+  barrier();
+  const float inverse = inverse_rms(sums, blocks, args.eps);
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) x[n] = half + n * kHalves < blocks ? normed(x[n], inverse, factors.low[n], factors.high[n]) : uint4{};
+  store_groups(args, row, half, kHalves, blocks, l, x);
 }
 
 /// The groups first, first + step, ... of rows without norm, counted row by row. The two halves of a warp have neighbours.
