@@ -21,15 +21,15 @@ double read_share(const ExecutionPlan& plan, std::string_view candidate) {
     const double compute = core_rate(candidate) * std::max(plan.options.num_threads > 0 ? plan.options.num_threads : plan.traits.num_cores, 1);
     return compute / (compute + plan.traits.read_bandwidth);
   }
-  // H200, 2026-11-30: 26.9 GB of linear layers in 7.18 ms, at 4.8 TB/s; in a whole step of cuda.plain, 28.7 ms.
-  if (candidate.starts_with("cuda.sm90")) return 0.78;
+  // H200, 2026-12-01: 27.1 GB of linear layers in 6.30 ms, at 4.8 TB/s; in a whole step of cuda.plain, 28.7 ms.
+  if (candidate.starts_with("cuda.sm90")) return 0.89;
   if (candidate == "cuda.mma" || candidate == "cuda.mma.e4m3") return 0.55;  // H200: 2.2 to 2.9 TB/s, FP8 weights; other cards have not been measured
   if (candidate == "cuda.plain") return 0.20;
   return candidate.ends_with(".plain") ? 0.05 : 0.85;  // OpenCL: a guess and a target, no measurements
 }
 /// What a layer with this mixer takes beside its weights on a card: the mixer, waiting between launches, its part of embedding and sampling.
 double mixer_seconds(std::string_view candidate) {
-  if (candidate.starts_with("cuda.mma") || candidate == "cuda.sm90") return 17e-6;   // what is left of 8.24 ms, an H200's step at 1k context
+  if (candidate.starts_with("cuda.mma") || candidate == "cuda.sm90") return 11e-6;   // what is left of 7.02 ms, an H200's step at 1k context
   if (candidate == "cuda.plain") return 280e-6;          // 17.9 ms of a step of 38.3, at 1k context
   return 0;
 }
