@@ -62,12 +62,12 @@ class AttnInKernel final : public ops::AttnIn::Kernel {
     const int64_t widths[] = {problem_.q.out_features, problem_.k.out_features, problem_.v.out_features};
     linears_.enqueue(
         stream, layer_, packed, rows, {row_data(x), problem_.hidden}, launch.workspace,
-        [&](LinearPhase& phase, const Linears::Piece& piece) {
-          phase.eps = problem_.eps;
+        [&](LinearLayer& linear, const Linears::Piece& piece) {
+          linear.eps = problem_.eps;
           std::byte* to = piece.spare;
           for (size_t i = 0; i < 3; ++i) {
-            phase.segments[i].out = to;
-            phase.segments[i].stride = widths[i];
+            linear.segments[i].out = to;
+            linear.segments[i].stride = widths[i];
             to += piece.rows * widths[i] * 2;
           }
         },

@@ -24,14 +24,14 @@ class GdnInKernel final : public ops::GdnIn::Kernel {
     const int64_t qkv = problem_.qkv.out_features, z = problem_.z.out_features, b = problem_.b.out_features, a = problem_.a.out_features;
     linears_.enqueue(
         cuda_stream(launch.stream), layer_, packed, rows, {row_data(x), problem_.hidden}, launch.workspace,
-        [&](LinearPhase& phase, int64_t row) {
-          phase.eps = problem_.eps;
-          phase.segments[0].out = row_data(out.qkv, row, qkv);
-          phase.segments[0].stride = qkv;
-          phase.segments[1].out = row_data(out.z, row, z);
-          phase.segments[1].stride = z;
-          phase.side.b = row_data(out.b, row, b);
-          phase.side.a = row_data(out.a, row, a);
+        [&](LinearLayer& linear, int64_t row) {
+          linear.eps = problem_.eps;
+          linear.segments[0].out = row_data(out.qkv, row, qkv);
+          linear.segments[0].stride = qkv;
+          linear.segments[1].out = row_data(out.z, row, z);
+          linear.segments[1].stride = z;
+          linear.side.b = row_data(out.b, row, b);
+          linear.side.a = row_data(out.a, row, a);
         });
   }
 

@@ -45,10 +45,10 @@ class HeadKernel final : public ops::Head::Kernel {
           args.out = nullptr;
           linears_.quantise(stream, args);
         },
-        [&](LinearPhase& phase, int64_t row) {
-          phase.epilogue = Epilogue::kLogits;
-          phase.segments[0].out = logits.data<float>() + row * problem_.vocab_size;
-          phase.segments[0].stride = problem_.vocab_size;
+        [&](LinearLayer& linear, int64_t row) {
+          linear.epilogue = Epilogue::kLogits;
+          linear.segments[0].out = logits.data<float>() + row * problem_.vocab_size;
+          linear.segments[0].stride = problem_.vocab_size;
         });
   }
 

@@ -21,12 +21,12 @@ struct PromptWalk {
 
   __device__ explicit PromptWalk(const PromptArgs& a)
       : args(a), row_tiles((a.x_rows + kBlocks * kColumns - 1) / (kBlocks * kColumns)), item(static_cast<int>(blockIdx.x) / kBlocks) {
-    const int items = a.phase.tiles * row_tiles, grid = static_cast<int>(gridDim.x) / kBlocks;
-    if (item < items) left = int64_t{(items - item + grid - 1) / grid} * a.phase.k_blocks;
+    const int items = a.linear.tiles * row_tiles, grid = static_cast<int>(gridDim.x) / kBlocks;
+    if (item < items) left = int64_t{(items - item + grid - 1) / grid} * a.linear.k_blocks;
     place();
   }
   __device__ void place() {
-    const int per_band = kBand * row_tiles, band = item / per_band, height = min(kBand, args.phase.tiles - band * kBand), inside = item % per_band;
+    const int per_band = kBand * row_tiles, band = item / per_band, height = min(kBand, args.linear.tiles - band * kBand), inside = item % per_band;
     tile = band * kBand + inside % height;
     first_row = (inside / height * kBlocks + static_cast<int>(blockIdx.x) % kBlocks) * kColumns;
   }
@@ -58,16 +58,16 @@ __device__ __forceinline__ void transpose_in_quad(uint32_t (&w)[4]) {
 
 /// acc of 64 rows from `first_row` on by the 128 packed rows of a tile: acc[8 t + 4 h + 2 r + i] is row g + 8 r by packed row 16 t + 8 h + 2 q + i. kScaled: there is a scale a packed row.
 template <bool kScaled>
-__device__ __forceinline__ void store_prompt(const LinearPhase& phase, const float (&acc)[64], int tile, int first_row, int rows) {
+__device__ __forceinline__ void store_prompt(const LinearLayer& linear, const float (&acc)[64], int tile, int first_row, int rows) {
   const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-  const OutputSegment& segment = segment_of(phase, tile);
+  const OutputSegment& segment = segment_of(linear, tile);
   const int local = tile - segment.first_tile, row = first_row + ((threadIdx.x >> 5) & 3) * 16 + g;
   const auto scaled = [&](int t, int h, int r, int i) {
     const float x = acc[8 * t + 4 * h + 2 * r + i];
-    if constexpr (kScaled) return x * __ldg(phase.row_scale + int64_t{tile} * kTileRows + t * 16 + h * 8 + q * 2 + i);
+    if constexpr (kScaled) return x * __ldg(linear.row_scale + int64_t{tile} * kTileRows + t * 16 + h * 8 + q * 2 + i);
     else return x;
   };
-  if (phase.epilogue == Epilogue::kSiluUp) {
+  if (linear.epilogue == Epilogue::kSiluUp) {
     auto* out = static_cast<__nv_bfloat16*>(segment.out) + local * 64;
     const bool whole = segment.features >= (local + 1) * 64 && segment.stride % 8 == 0 && (reinterpret_cast<uintptr_t>(segment.out) & 15) == 0;
 #pragma unroll
@@ -100,7 +100,7 @@ __device__ __forceinline__ void store_prompt(const LinearPhase& phase, const flo
   }
   auto* out = static_cast<__nv_bfloat16*>(segment.out) + local * kTileRows;
   const bool whole = segment.features >= (local + 1) * kTileRows && segment.stride % 8 == 0 && (reinterpret_cast<uintptr_t>(segment.out) & 15) == 0;
-  const bool adds = phase.epilogue == Epilogue::kResidual;
+  const bool adds = linear.epilogue == Epilogue::kResidual;
   const auto four = [&](int t, int r) { return bf16_four(scaled(t, 0, r, 0), scaled(t, 1, r, 0), scaled(t, 0, r, 1), scaled(t, 1, r, 1)); };  // features 16 t + 4 q and the next three
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -138,9 +138,9 @@ __device__ __forceinline__ void store_prompt(const LinearPhase& phase, const flo
     }
   }
 }
-__device__ __forceinline__ void store_prompt(const LinearPhase& phase, const float (&acc)[64], int tile, int first_row, int rows) {
-  if (phase.row_scale == nullptr) store_prompt<false>(phase, acc, tile, first_row, rows);
-  else store_prompt<true>(phase, acc, tile, first_row, rows);
+__device__ __forceinline__ void store_prompt(const LinearLayer& linear, const float (&acc)[64], int tile, int first_row, int rows) {
+  if (linear.row_scale == nullptr) store_prompt<false>(linear, acc, tile, first_row, rows);
+  else store_prompt<true>(linear, acc, tile, first_row, rows);
 }
 
 // ---- products ----
@@ -254,24 +254,24 @@ __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
   if (threadIdx.x == kConsumers) at.init_barriers(kPair ? 2 : 1);
   __syncthreads();
   if constexpr (kPair) meet_cluster();
-  const LinearPhase& phase = args.phase;
+  const LinearLayer& linear = args.linear;
   if (threadIdx.x >= kConsumers) {
     fewer_registers<24>();
     if (threadIdx.x != kConsumers) return;
     RingPlace ring{0, 1};
-    for (PromptWalk<kRows, kPair> walk(args); walk.left > 0; next(walk, phase.k_blocks)) {
+    for (PromptWalk<kRows, kPair> walk(args); walk.left > 0; next(walk, linear.k_blocks)) {
       const int rows = max(0, min(kRows, args.x_rows - walk.first_row));  // the second block of the last pair may have none
       const int64_t row = int64_t{walk.k} * args.x_rows + walk.first_row;
       barrier_wait(at.empty(ring.stage), ring.parity);
       barrier_expect(at.full(ring.stage), kTileBytes + (kFp8 ? 16 : 0) + rows * (kTileRowBytes + (kFp8 ? 4 : 0)));
-      const char* tile = tile_address(phase, walk.tile, walk.k);
+      const char* tile = tile_address(linear, walk.tile, walk.k);
       if constexpr (kPair) {
         const uint32_t half = cluster_rank() * (kTileBytes / 2);
         bulk_copy_to_pair(at.weight(ring.stage) + half, tile + half, kTileBytes / 2, at.full(ring.stage));
       } else {
         bulk_copy(at.weight(ring.stage), tile, kTileBytes, at.full(ring.stage));
       }
-      if constexpr (kFp8) bulk_copy(at.tile_scale_address(ring.stage), tile_scales(phase, walk.tile, walk.k), 16, at.full(ring.stage));
+      if constexpr (kFp8) bulk_copy(at.tile_scale_address(ring.stage), tile_scales(linear, walk.tile, walk.k), 16, at.full(ring.stage));
       if (rows > 0) {
         bulk_copy(at.rows(ring.stage), static_cast<const char*>(args.x) + row * kTileRowBytes, rows * kTileRowBytes, at.full(ring.stage));
         if constexpr (kFp8) bulk_copy(shared_address(at.scales(ring.stage)), args.x_scale + row, rows * 4, at.full(ring.stage));
@@ -282,18 +282,18 @@ __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
     more_registers<240>();
     const int group = threadIdx.x >> 7;
     RingPlace ring;
-    for (PromptWalk<kRows, kPair> walk(args); walk.left > 0; walk.left -= phase.k_blocks, walk.next_tile()) {
+    for (PromptWalk<kRows, kPair> walk(args); walk.left > 0; walk.left -= linear.k_blocks, walk.next_tile()) {
       if constexpr (kTall) {
         float acc[2][64];
 #pragma unroll
         for (int i = 0; i < 128; ++i) acc[i / 64][i % 64] = 0;
-        for (int k = 0; k < phase.k_blocks; ++k) multiply_prompt_tall<kPair>(at, acc, ring);
+        for (int k = 0; k < linear.k_blocks; ++k) multiply_prompt_tall<kPair>(at, acc, ring);
 #pragma unroll
-        for (int m = 0; m < 2; ++m) store_prompt(phase, acc[m], walk.tile, walk.first_row + group * 128 + m * 64, args.rows);
+        for (int m = 0; m < 2; ++m) store_prompt(linear, acc[m], walk.tile, walk.first_row + group * 128 + m * 64, args.rows);
       } else {
         float acc[64];
-        multiply_prompt<kFp8, kPair>(at, acc, phase.k_blocks, ring);
-        store_prompt(phase, acc, walk.tile, walk.first_row + group * 64, args.rows);
+        multiply_prompt<kFp8, kPair>(at, acc, linear.k_blocks, ring);
+        store_prompt(linear, acc, walk.tile, walk.first_row + group * 64, args.rows);
       }
     }
   }

@@ -21,10 +21,10 @@ class LinearResidualKernel final : public ops::LinearResidual::Kernel {
   void enqueue(const ops::Rows& rows, const ops::Activation& in, const ops::Buffer& packed, const ops::TensorView& x, ops::Launch& launch) const override {
     const int64_t width = problem_.linear.out_features;
     linears_.enqueue(cuda_stream(launch.stream), layer_, packed, rows, {row_data(in.data), problem_.linear.in_features}, launch.workspace,
-                     [&](LinearPhase& phase, int64_t row) {
-                       phase.epilogue = problem_.add_residual ? Epilogue::kResidual : Epilogue::kStore;
-                       phase.segments[0].out = row_data(x, row, width);
-                       phase.segments[0].stride = width;
+                     [&](LinearLayer& linear, int64_t row) {
+                       linear.epilogue = problem_.add_residual ? Epilogue::kResidual : Epilogue::kStore;
+                       linear.segments[0].out = row_data(x, row, width);
+                       linear.segments[0].stride = width;
                      });
   }
 

@@ -2,7 +2,7 @@
 
 // Linear layers on Hopper (sm_90a): weights stream once through shared memory and meet up to 256 rows in wgmma, weights as A.
 //
-// Decode rows (run_chain). The tiles of a weight, row by row along K, are one list that is cut into as many equal pieces as the device has multiprocessors, or a few less (decode_blocks): the cut
+// Decode rows (run_decode). The tiles of a weight, row by row along K, are one list that is cut into as many equal pieces as the device has multiprocessors, or a few less (decode_blocks): the cut
 // depends on the weight's shape and the device alone, and so does the order of every sum, whatever the number of rows. A tile row that several blocks share is
 // added up by the one that has its first part, in the order of K. One thread of each block fills a deep ring with tiles, from its first instructions on and before the predecessor in the
 // stream has finished, since weights depend on nothing; so memory is busy while rows are normed and quantised. It has few tiles under way at a time: what the others of the block read and
@@ -25,22 +25,22 @@ constexpr bool kHasHelpers = kColumns <= 64;
 
 // ---- which tiles a block multiplies ----
 
-/// The length of the list of tiles; times the blocks it has 32 bits (Linears::launch_chain), since divisions of 64 would take longer than a tile.
-__device__ __forceinline__ uint32_t num_tiles(const LinearPhase& phase) { return static_cast<uint32_t>(phase.tiles) * static_cast<uint32_t>(phase.k_blocks); }
+/// The length of the list of tiles; times the blocks it has 32 bits (Linears::launch_decode), since divisions of 64 would take longer than a tile.
+__device__ __forceinline__ uint32_t num_tiles(const LinearLayer& linear) { return static_cast<uint32_t>(linear.tiles) * static_cast<uint32_t>(linear.k_blocks); }
 /// The block of `grid` that has place `unit` of the list.
-__device__ __forceinline__ int block_of(const LinearPhase& phase, uint32_t unit, int grid) {
-  return static_cast<int>(((unit + 1) * static_cast<uint32_t>(grid) - 1) / num_tiles(phase));
+__device__ __forceinline__ int block_of(const LinearLayer& linear, uint32_t unit, int grid) {
+  return static_cast<int>(((unit + 1) * static_cast<uint32_t>(grid) - 1) / num_tiles(linear));
 }
 
-/// The tiles of one block in a phase of decode rows.
+/// The tiles of one block in a launch for decode rows.
 struct DecodeWalk {
   int grid;  // blocks that take part
   int tile = 0, k = 0;
   int left = 0;
 
-  __device__ explicit DecodeWalk(const LinearPhase& phase) {
-    const uint32_t total = num_tiles(phase), blocks = phase.blocks, k_blocks = phase.k_blocks;
-    grid = phase.blocks;
+  __device__ explicit DecodeWalk(const LinearLayer& linear) {
+    const uint32_t total = num_tiles(linear), blocks = linear.blocks, k_blocks = linear.k_blocks;
+    grid = linear.blocks;
     if (blockIdx.x >= blocks) return;
     const uint32_t begin = total * blockIdx.x / blocks;
     left = static_cast<int>(total * (blockIdx.x + 1) / blocks - begin);
@@ -55,10 +55,10 @@ __device__ __forceinline__ void next(Walk& walk, int k_blocks) {
   --walk.left;
   if (++walk.k == k_blocks) walk.next_tile();
 }
-__device__ __forceinline__ const char* tile_address(const LinearPhase& phase, int tile, int k) {
-  return static_cast<const char*>(phase.weight) + (int64_t{tile} * phase.k_blocks + k) * kTileBytes;
+__device__ __forceinline__ const char* tile_address(const LinearLayer& linear, int tile, int k) {
+  return static_cast<const char*>(linear.weight) + (int64_t{tile} * linear.k_blocks + k) * kTileBytes;
 }
-__device__ __forceinline__ const float* tile_scales(const LinearPhase& phase, int tile, int k) { return phase.scale + (int64_t{tile} * phase.k_blocks + k) * kTileScales; }
+__device__ __forceinline__ const float* tile_scales(const LinearLayer& linear, int tile, int k) { return linear.scale + (int64_t{tile} * linear.k_blocks + k) * kTileScales; }
 
 // ---- shared memory of a block ----
 
@@ -175,9 +175,9 @@ struct Share {
 };
 
 template <int kCount, class At>
-__device__ __forceinline__ void fill_share(const ChainArgs& args, const LinearPhase& phase, const At& at, const Share& share, int first_block, int blocks) {
-  const int l = threadIdx.x & 15, k_blocks = phase.k_blocks;
-  const bool real = share.row < args.rows, has_norm = phase.norm != nullptr;
+__device__ __forceinline__ void fill_share(const DecodeArgs& args, const LinearLayer& linear, const At& at, const Share& share, int first_block, int blocks) {
+  const int l = threadIdx.x & 15, k_blocks = linear.k_blocks;
+  const bool real = share.row < args.rows, has_norm = linear.norm != nullptr;
   const int count = has_norm ? k_blocks : blocks;  // to look at: all, or those that this thread block meets
   const auto block_at = [&](int n) {  // -1: none
     const int i = share.begin + n * share.step;
@@ -187,7 +187,7 @@ __device__ __forceinline__ void fill_share(const ChainArgs& args, const LinearPh
 #pragma unroll
   for (int n = 0; n < kCount; ++n) {
     const int block = block_at(n);
-    x[n] = block >= 0 && real ? load_row_piece(phase.in, share.row * phase.in_stride + block * 128 + l * 8) : uint4{};
+    x[n] = block >= 0 && real ? load_row_piece(linear.in, share.row * linear.in_stride + block * 128 + l * 8) : uint4{};
   }
   if (has_norm) {
     float* sums = at.sums() + share.row * k_blocks;
@@ -196,9 +196,9 @@ __device__ __forceinline__ void fill_share(const ChainArgs& args, const LinearPh
 #pragma unroll
     for (int n = 0; n < kCount; ++n)
       if (const int block = block_at(n); l == 0 && block >= 0) sums[block] = square[n];
-    if (phase.side.weight != nullptr) named_arrive<4, kConsumers + kHelpers>();
+    if (linear.side.weight != nullptr) named_arrive<4, kConsumers + kHelpers>();
     consumer_barrier();
-    const float inverse = inverse_rms(sums, k_blocks, phase.eps);
+    const float inverse = inverse_rms(sums, k_blocks, linear.eps);
     barrier_wait(at.norm_full(), 0);
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
@@ -227,32 +227,32 @@ __device__ __forceinline__ void fill_share(const ChainArgs& args, const LinearPh
   }
 }
 
-/// Puts the rows of a phase into shared memory. No more than kMaxResidentBlocks blocks are looked at.
+/// Puts the rows into shared memory. No more than kMaxResidentBlocks blocks are looked at.
 template <class At>
-__device__ __forceinline__ void fill_resident(const ChainArgs& args, const LinearPhase& phase, const At& at, int first_block, int blocks) {
+__device__ __forceinline__ void fill_resident(const DecodeArgs& args, const LinearLayer& linear, const At& at, int first_block, int blocks) {
   const Share share(args.rows);
-  if (share.log == 0) fill_share<(kMaxResidentBlocks + 15) / 16>(args, phase, at, share, first_block, blocks);
-  else if (share.log == 1) fill_share<(kMaxResidentBlocks + 7) / 8>(args, phase, at, share, first_block, blocks);
-  else fill_share<(kMaxResidentBlocks + 3) / 4>(args, phase, at, share, first_block, blocks);
+  if (share.log == 0) fill_share<(kMaxResidentBlocks + 15) / 16>(args, linear, at, share, first_block, blocks);
+  else if (share.log == 1) fill_share<(kMaxResidentBlocks + 7) / 8>(args, linear, at, share, first_block, blocks);
+  else fill_share<(kMaxResidentBlocks + 3) / 4>(args, linear, at, share, first_block, blocks);
   fence_async_proxy();
   consumer_barrier();
 }
 
 /// The helpers' part of a launch: side rows, while the others multiply. They norm the columns of their slices for themselves.
 template <class At>
-__device__ __forceinline__ void help_resident(const ChainArgs& args, const At& at) {
+__device__ __forceinline__ void help_resident(const DecodeArgs& args, const At& at) {
   constexpr int kWarps = kHelpers / 32, kEach = (kSideSlice + kWarps - 1) / kWarps;  // blocks of a slice that a warp takes
   const int helper = static_cast<int>(threadIdx.x) - kConsumers - 32, warp = helper >> 5, lane = helper & 31, g = lane >> 2;
-  const LinearPhase& phase = args.phases[0];
-  if (phase.side.weight == nullptr) return;
-  const int blocks = phase.k_blocks, units = side_units(phase.side, blocks);
+  const LinearLayer& linear = args.linear;
+  if (linear.side.weight == nullptr) return;
+  const int blocks = linear.k_blocks, units = side_units(linear.side, blocks);
   float* products = at.sums() + kResidentRows * blocks;  // [kSideSlice][32]
   SideWeights w[kEach];
   const auto load = [&](int at_unit) {
-    const SideUnit unit(phase.side, at_unit, blocks);
+    const SideUnit unit(linear.side, at_unit, blocks);
 #pragma unroll
     for (int n = 0; n < kEach; ++n)
-      if (const int block = warp + n * kWarps; block < unit.count(blocks)) w[n] = SideWeights(phase.side, unit, unit.first_block() + block, blocks);
+      if (const int block = warp + n * kWarps; block < unit.count(blocks)) w[n] = SideWeights(linear.side, unit, unit.first_block() + block, blocks);
   };
   const int first = static_cast<int>(blockIdx.x);
   if (first < units) load(first);
@@ -261,12 +261,12 @@ __device__ __forceinline__ void help_resident(const ChainArgs& args, const At& a
   barrier_wait(at.norm_full(), 0);
   float inverse = 0;
   for (int row = 0; row < args.rows; ++row) {
-    const float of_row = inverse_rms(at.sums() + row * blocks, blocks, phase.eps);
+    const float of_row = inverse_rms(at.sums() + row * blocks, blocks, linear.eps);
     if (row == g) inverse = of_row;
   }
   for (int at_unit = first; at_unit < units; at_unit += static_cast<int>(gridDim.x)) {
     if (at_unit != first) load(at_unit);
-    const SideUnit unit(phase.side, at_unit, blocks);
+    const SideUnit unit(linear.side, at_unit, blocks);
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
       const int block = warp + n * kWarps;
@@ -277,7 +277,7 @@ __device__ __forceinline__ void help_resident(const ChainArgs& args, const At& a
                       if (g >= args.rows) return uint4{};
                       const int column = (unit.first_block() + block) * 128 + half * 64 + piece * 8;
                       const auto* factors = reinterpret_cast<const float4*>(at.norm() + column);
-                      return normed(load_row_piece(phase.in, g * phase.in_stride + column), inverse, factors[0], factors[1]);
+                      return normed(load_row_piece(linear.in, g * linear.in_stride + column), inverse, factors[0], factors[1]);
                     },
                     [](int, int) { return uint4{}; });
       if (g < kResidentRows) *reinterpret_cast<float2*>(products + block * 32 + g * 8 + (lane & 3) * 2) = make_float2(product[0], product[1]);
@@ -286,11 +286,11 @@ __device__ __forceinline__ void help_resident(const ChainArgs& args, const At& a
     if (warp == 0) {
       float sum = 0;
       for (int block = 0; block < unit.count(blocks); ++block) sum = __fadd_rn(sum, products[block * 32 + lane]);
-      if (lane / 8 < args.rows) __stcg(side_part(phase.side.parts, at_unit, lane / 8) + lane % 8, sum);
+      if (lane / 8 < args.rows) __stcg(side_part(linear.side.parts, at_unit, lane / 8) + lane % 8, sum);
     }
     named_barrier<5, kHelpers>();
   }
-  if (warp == 0) join_side(phase.side, args.rows, blocks, lane, 32);
+  if (warp == 0) join_side(linear.side, args.rows, blocks, lane, 32);
   named_barrier<6, kConsumers + kHelpers>();  // the sums are free; a barrier of its own, since consumers without tiles come here before helpers meet the first
 }
 
@@ -298,26 +298,26 @@ __device__ __forceinline__ void help_resident(const ChainArgs& args, const At& a
 
 /// What quantise_share needs besides rows.
 template <bool kFp8>
-__device__ __forceinline__ RowFactors<kConsumers> factors_for(const ChainArgs& args, const LinearPhase& phase) {
-  if (phase.in == nullptr || phase.norm == nullptr || static_cast<int>(blockIdx.x) >= args.rows) return {};
-  return {phase.norm, kFp8 ? phase.k_blocks : phase.k_blocks / 2, static_cast<int>(threadIdx.x)};
+__device__ __forceinline__ RowFactors<kConsumers> factors_for(const DecodeArgs& args, const LinearLayer& linear) {
+  if (linear.in == nullptr || linear.norm == nullptr || static_cast<int>(blockIdx.x) >= args.rows) return {};
+  return {linear.norm, kFp8 ? linear.k_blocks : linear.k_blocks / 2, static_cast<int>(threadIdx.x)};
 }
 
 /// A block takes a row with a norm, or where there are more rows than blocks a warpgroup; a half-warp groups of 128 of rows without.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void quantise_share(const ChainArgs& args, const LinearPhase& phase, float* sums, const RowFactors<kConsumers>& factors) {
-  const int thread = static_cast<int>(threadIdx.x), group = thread >> 7, grid = static_cast<int>(gridDim.x), blocks = kFp8 ? phase.k_blocks : phase.k_blocks / 2;  // of 128 columns
+__device__ __forceinline__ void quantise_share(const DecodeArgs& args, const LinearLayer& linear, float* sums, const RowFactors<kConsumers>& factors) {
+  const int thread = static_cast<int>(threadIdx.x), group = thread >> 7, grid = static_cast<int>(gridDim.x), blocks = kFp8 ? linear.k_blocks : linear.k_blocks / 2;  // of 128 columns
   QuantiseArgs q;
-  q.in = phase.in;
-  q.in_stride = phase.in_stride;
-  q.norm = phase.norm;
-  q.eps = phase.eps;
+  q.in = linear.in;
+  q.in_stride = linear.in_stride;
+  q.norm = linear.norm;
+  q.eps = linear.eps;
   q.x_rows = args.x_rows;
   q.k_blocks = blocks;
   q.x_scale = args.x_scale;
   if (kFp8) q.x8 = args.x;
-  q.x16 = kFp8 ? (phase.side.weight != nullptr ? args.x16 : nullptr) : args.x;
-  if (phase.norm == nullptr) {
+  q.x16 = kFp8 ? (linear.side.weight != nullptr ? args.x16 : nullptr) : args.x;
+  if (linear.norm == nullptr) {
     constexpr int kHalves = kConsumers / 16;
     const int first = static_cast<int>(blockIdx.x) * kHalves + (thread >> 4), step = grid * kHalves;
     if constexpr (kColumns > 128) quantise_many_groups_of_rows(q, args.rows, first, step);
@@ -338,75 +338,75 @@ __device__ __forceinline__ void quantise_share(const ChainArgs& args, const Line
 
 /// How many blocks, the first ones, have something to quantise.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ int quantisers_of(const ChainArgs& args, const LinearPhase& phase) {
-  const int grid = static_cast<int>(gridDim.x), groups = args.rows * (kFp8 ? phase.k_blocks : phase.k_blocks / 2);
-  return kColumns > kMaxPacedColumns ? grid : min(grid, phase.norm != nullptr ? args.rows : (groups + kConsumers / 16 - 1) / (kConsumers / 16));
+__device__ __forceinline__ int quantisers_of(const DecodeArgs& args, const LinearLayer& linear) {
+  const int grid = static_cast<int>(gridDim.x), groups = args.rows * (kFp8 ? linear.k_blocks : linear.k_blocks / 2);
+  return kColumns > kMaxPacedColumns ? grid : min(grid, linear.norm != nullptr ? args.rows : (groups + kConsumers / 16 - 1) / (kConsumers / 16));
 }
 
 /// All consumers, once the predecessor has finished: this block's share, and that it is there. Bulk copies read what is written here; whoever begins them fences once it has seen all arrive.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void quantise_and_arrive(const ChainArgs& args, const LinearPhase& phase, float* sums, const RowFactors<kConsumers>& factors) {
-  if (phase.in == nullptr || static_cast<int>(blockIdx.x) >= quantisers_of<kColumns, kFp8>(args, phase)) return;
-  quantise_share<kColumns, kFp8>(args, phase, sums, factors);
+__device__ __forceinline__ void quantise_and_arrive(const DecodeArgs& args, const LinearLayer& linear, float* sums, const RowFactors<kConsumers>& factors) {
+  if (linear.in == nullptr || static_cast<int>(blockIdx.x) >= quantisers_of<kColumns, kFp8>(args, linear)) return;
+  quantise_share<kColumns, kFp8>(args, linear, sums, factors);
   if constexpr (kColumns > kMaxPacedColumns) fence_async_proxy_all();
   consumer_barrier();
-  if (threadIdx.x == 0) arrive(args.arrivals + kMaxPhases);
+  if (threadIdx.x == 0) arrive(args.arrivals + kQuantisedAt);
 }
 
 /// Side rows by `warps` warps of every block, once all rows are quantised; and their sums over all of K by `warps` warps, once the block's own are left.
 template <bool kFp8, int kGroups, bool kAhead>
-__device__ __forceinline__ void multiply_side_rows(const ChainArgs& args, const LinearPhase& phase, int warp, int warps) {
-  multiply_side<kGroups, kAhead>(phase.side, kFp8 ? args.x16 : args.x, args.rows, args.x_rows, kFp8 ? phase.k_blocks : phase.k_blocks / 2, warp, warps);
+__device__ __forceinline__ void multiply_side_rows(const DecodeArgs& args, const LinearLayer& linear, int warp, int warps) {
+  multiply_side<kGroups, kAhead>(linear.side, kFp8 ? args.x16 : args.x, args.rows, args.x_rows, kFp8 ? linear.k_blocks : linear.k_blocks / 2, warp, warps);
 }
 template <bool kFp8>
-__device__ __forceinline__ void join_side_rows(const ChainArgs& args, const LinearPhase& phase, int thread, int threads) {
-  join_side(phase.side, args.rows, kFp8 ? phase.k_blocks : phase.k_blocks / 2, thread, threads);
+__device__ __forceinline__ void join_side_rows(const DecodeArgs& args, const LinearLayer& linear, int thread, int threads) {
+  join_side(linear.side, args.rows, kFp8 ? linear.k_blocks : linear.k_blocks / 2, thread, threads);
 }
 
 /// The helpers' part of a launch: side rows, while the others multiply, once `quantisers` blocks have quantised rows.
 template <bool kFp8, int kWarps = kHelpers / 32>
-__device__ __forceinline__ void help_chain(const ChainArgs& args, int quantisers = static_cast<int>(gridDim.x)) {
+__device__ __forceinline__ void help_with_side_rows(const DecodeArgs& args, int quantisers = static_cast<int>(gridDim.x)) {
   const int helper = static_cast<int>(threadIdx.x) - kConsumers - 32;
-  const LinearPhase& phase = args.phases[0];
-  if (phase.side.weight == nullptr) return;
+  const LinearLayer& linear = args.linear;
+  if (linear.side.weight == nullptr) return;
   wait_for_predecessors();
-  if ((helper & 31) == 0) await_arrivals(args.arrivals + kMaxPhases, quantisers);
+  if ((helper & 31) == 0) await_arrivals(args.arrivals + kQuantisedAt, quantisers);
   __syncwarp();
-  multiply_side_rows<kFp8, 1, false>(args, phase, helper >> 5, kWarps);
-  join_side_rows<kFp8>(args, phase, helper, kWarps * 32);
+  multiply_side_rows<kFp8, 1, false>(args, linear, helper >> 5, kWarps);
+  join_side_rows<kFp8>(args, linear, helper, kWarps * 32);
   named_barrier<6, kConsumers + kWarps * 32>();  // the counters may be cleared
 }
 /// The same by the consumers, between their last tile and what waits for other blocks: `then()` before the sums over all of K.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void side_rows_of_consumers(const ChainArgs& args, const LinearPhase& phase, int p, const auto& then) {
-  if (phase.side.weight != nullptr) {
-    if (threadIdx.x == 0) await_arrivals(args.arrivals + kMaxPhases + p, static_cast<int>(gridDim.x));
+__device__ __forceinline__ void side_rows_of_consumers(const DecodeArgs& args, const LinearLayer& linear, const auto& then) {
+  if (linear.side.weight != nullptr) {
+    if (threadIdx.x == 0) await_arrivals(args.arrivals + kQuantisedAt, static_cast<int>(gridDim.x));
     consumer_barrier();
-    multiply_side_rows<kFp8, kColumns / 128, true>(args, phase, static_cast<int>(threadIdx.x) >> 5, kConsumers / 32);
+    multiply_side_rows<kFp8, kColumns / 128, true>(args, linear, static_cast<int>(threadIdx.x) >> 5, kConsumers / 32);
   }
   then();
-  if (phase.side.weight != nullptr) join_side_rows<kFp8>(args, phase, static_cast<int>(threadIdx.x), kConsumers);
+  if (linear.side.weight != nullptr) join_side_rows<kFp8>(args, linear, static_cast<int>(threadIdx.x), kConsumers);
 }
 
 // ---- what becomes of a finished tile ----
 
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-__device__ __forceinline__ const OutputSegment& segment_of(const LinearPhase& phase, int tile) {
+__device__ __forceinline__ const OutputSegment& segment_of(const LinearLayer& linear, int tile) {
   int which = 0;
 #pragma unroll
   for (int i = 1; i < kMaxSegments; ++i)
-    if (i < phase.num_segments && tile >= phase.segments[i].first_tile) which = i;
-  return phase.segments[which];
+    if (i < linear.num_segments && tile >= linear.segments[i].first_tile) which = i;
+  return linear.segments[which];
 }
 
-/// What a tile of a phase with a residual is added to, for store_tile: a thread's two features of every row.
+/// What a tile of a layer with a residual is added to, for store_tile: a thread's two features of every row.
 template <int kColumns>
-__device__ __forceinline__ void load_residual(const LinearPhase& phase, int tile, int rows, uint32_t (&before)[kColumns / 4]) {
+__device__ __forceinline__ void load_residual(const LinearLayer& linear, int tile, int rows, uint32_t (&before)[kColumns / 4]) {
   const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-  const OutputSegment& segment = segment_of(phase, tile);
+  const OutputSegment& segment = segment_of(linear, tile);
   const int feature = (tile - segment.first_tile) * kTileRows + (threadIdx.x >> 5) * 16 + g * 2;
-  if (phase.epilogue != Epilogue::kResidual || feature >= segment.features) return;
+  if (linear.epilogue != Epilogue::kResidual || feature >= segment.features) return;
 #pragma unroll
   for (int j = 0; j < kColumns / 4; ++j)
     if (const int row = j / 2 * 8 + q * 2 + j % 2; row < rows)
@@ -415,15 +415,15 @@ __device__ __forceinline__ void load_residual(const LinearPhase& phase, int tile
 
 /// `loaded`: what load_residual gave, or null.
 template <int kColumns>
-__device__ __forceinline__ void store_tile(const LinearPhase& phase, const float (&acc)[kColumns / 2], int tile, int first_row, int rows,
+__device__ __forceinline__ void store_tile(const LinearLayer& linear, const float (&acc)[kColumns / 2], int tile, int first_row, int rows,
                                            const uint32_t* loaded = nullptr) {
   const int lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, group = threadIdx.x >> 5;  // group of 16 packed rows
-  const OutputSegment& segment = segment_of(phase, tile);
+  const OutputSegment& segment = segment_of(linear, tile);
   float row_scale[2] = {1.0f, 1.0f};
-  if (phase.row_scale != nullptr)
-    for (int i = 0; i < 2; ++i) row_scale[i] = __ldg(phase.row_scale + int64_t{tile} * kTileRows + group * 16 + i * 8 + g);
+  if (linear.row_scale != nullptr)
+    for (int i = 0; i < 2; ++i) row_scale[i] = __ldg(linear.row_scale + int64_t{tile} * kTileRows + group * 16 + i * 8 + g);
   const int local = tile - segment.first_tile;
-  const Epilogue epilogue = phase.epilogue;
+  const Epilogue epilogue = linear.epilogue;
   if (epilogue == Epilogue::kSiluUp) {
     const int feature = local * 64 + group * 8 + g;
     if (feature >= segment.features) return;
@@ -487,8 +487,8 @@ struct Parts {
   int rows, last, thread;
 
   /// `tile`: of which this block has the first part.
-  __device__ Parts(const LinearPhase& phase, float* p, int num_rows, int tile, int grid)
-      : places(p), rows(num_rows), last(block_of(phase, static_cast<uint32_t>(tile + 1) * static_cast<uint32_t>(phase.k_blocks) - 1, grid)), thread(thread_here()) {}
+  __device__ Parts(const LinearLayer& linear, float* p, int num_rows, int tile, int grid)
+      : places(p), rows(num_rows), last(block_of(linear, static_cast<uint32_t>(tile + 1) * static_cast<uint32_t>(linear.k_blocks) - 1, grid)), thread(thread_here()) {}
   __device__ float* place(int block, int i) const { return places + (int64_t{block} * 2 + (thread >> 7)) * (kCount * 128) + i * 128 + (thread & 127); }
   __device__ bool is_real(int i) const { return i / 4 * 8 + (thread & 3) * 2 + i % 2 < rows; }
   __device__ void leave(const float (&acc)[kCount]) const {
@@ -621,22 +621,22 @@ __device__ __forceinline__ void multiply(const Layout<kColumns, kFp8, kResident>
 constexpr int kUnderWay = 3;
 
 template <bool kFp8>
-__device__ __forceinline__ int rows_bytes(const ChainArgs& args) { return args.x_rows * (kTileRowBytes + (kFp8 ? 4 : 0)); }
+__device__ __forceinline__ int rows_bytes(const DecodeArgs& args) { return args.x_rows * (kTileRowBytes + (kFp8 ? 4 : 0)); }
 /// Block k of K of all rows.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void copy_rows_of(const ChainArgs& args, const Layout<kColumns, kFp8, false>& at, int k, int stage) {
+__device__ __forceinline__ void copy_rows_of(const DecodeArgs& args, const Layout<kColumns, kFp8, false>& at, int k, int stage) {
   const int64_t row = int64_t{k} * args.x_rows;
   bulk_copy(at.rows(stage), static_cast<const char*>(args.x) + row * kTileRowBytes, args.x_rows * kTileRowBytes, at.rows_full(stage));
   if constexpr (kFp8) bulk_copy(shared_address(at.scales(stage)), args.x_scale + row, args.x_rows * 4, at.rows_full(stage));
 }
 /// What another thread does where stages have a barrier for rows: it brings the rows of every tile, once they are quantised.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void copy_rows(const ChainArgs& args, const Layout<kColumns, kFp8, false>& at) {
-  const LinearPhase& phase = args.phases[0];
-  DecodeWalk walk(phase);
+__device__ __forceinline__ void copy_rows(const DecodeArgs& args, const Layout<kColumns, kFp8, false>& at) {
+  const LinearLayer& linear = args.linear;
+  DecodeWalk walk(linear);
   wait_for_predecessors();
   if (walk.left == 0) return;  // without waiting for more: the last of the others clears the counters
-  if (phase.in != nullptr) await_arrivals(args.arrivals + kMaxPhases, quantisers_of<kColumns, kFp8>(args, phase));
+  if (linear.in != nullptr) await_arrivals(args.arrivals + kQuantisedAt, quantisers_of<kColumns, kFp8>(args, linear));
   fence_async_proxy_all();
   RingPlace ring;
   for (int copied = 0; walk.left > 0; ++copied) {
@@ -644,7 +644,7 @@ __device__ __forceinline__ void copy_rows(const ChainArgs& args, const Layout<kC
     barrier_expect(at.rows_full(ring.stage), rows_bytes<kFp8>(args));
     copy_rows_of(args, at, walk.k, ring.stage);
     ring.advance(at.stages);
-    next(walk, phase.k_blocks);
+    next(walk, linear.k_blocks);
   }
 }
 
@@ -655,10 +655,10 @@ class Copier {
   static constexpr bool kPaced = kResident || At::kPaced;
 
  public:
-  __device__ Copier(const ChainArgs& chain, const At& layout) : args(chain), phase(chain.phases[0]), at(layout) {
-    const uint32_t blocks = phase.blocks;
+  __device__ Copier(const DecodeArgs& decode, const At& layout) : args(decode), linear(decode.linear), at(layout) {
+    const uint32_t blocks = linear.blocks;
     if (blockIdx.x >= blocks) return;
-    const uint32_t total = num_tiles(phase);
+    const uint32_t total = num_tiles(linear);
     unit = total * blockIdx.x / blocks;
     end = total * (blockIdx.x + 1) / blocks;
   }
@@ -678,25 +678,25 @@ class Copier {
   /// The others.
   __device__ void copy_rest() {
     if constexpr (kResident) {
-      if (phase.norm != nullptr) {
-        barrier_expect(at.norm_full(), phase.k_blocks * 512);
-        bulk_copy(shared_address(at.norm()), phase.norm, phase.k_blocks * 512, at.norm_full());
+      if (linear.norm != nullptr) {
+        barrier_expect(at.norm_full(), linear.k_blocks * 512);
+        bulk_copy(shared_address(at.norm()), linear.norm, linear.k_blocks * 512, at.norm_full());
       }
     }
     if constexpr (kPaced) {
       while (unit < end) await_and_copy_tile();
     } else {
-      int k = static_cast<int>((unit - copied) % static_cast<uint32_t>(phase.k_blocks));
+      int k = static_cast<int>((unit - copied) % static_cast<uint32_t>(linear.k_blocks));
       RingPlace behind;
       const auto copy_rows_behind = [&] {
         copy_rows_of(args, at, k, behind.stage);
         behind.advance(at.stages);
-        if (++k == phase.k_blocks) k = 0;
+        if (++k == linear.k_blocks) k = 0;
       };
       while (unit < end && copied < at.stages) await_and_copy_tile();
       wait_for_predecessors();
       // A block without tiles must not wait: the last of the others clears the counters.
-      if (phase.in != nullptr && copied > 0) await_arrivals(args.arrivals + kMaxPhases, static_cast<int>(gridDim.x));
+      if (linear.in != nullptr && copied > 0) await_arrivals(args.arrivals + kQuantisedAt, static_cast<int>(gridDim.x));
       fence_async_proxy_all();
       for (int i = copied; i > 0; --i) copy_rows_behind();
       while (unit < end) {
@@ -710,8 +710,8 @@ class Copier {
   __device__ void copy_tile() {
     const uint32_t full = at.full(ring.stage);
     barrier_expect(full, kTileBytes + (kFp8 ? 16 : 0) + (kPaced ? 0 : rows_bytes<kFp8>(args)));
-    bulk_copy_once(at.weight(ring.stage), static_cast<const char*>(phase.weight) + int64_t{unit} * kTileBytes, kTileBytes, full);
-    if constexpr (kFp8) bulk_copy(at.tile_scale_address(ring.stage), phase.scale + int64_t{unit} * kTileScales, 16, full);
+    bulk_copy_once(at.weight(ring.stage), static_cast<const char*>(linear.weight) + int64_t{unit} * kTileBytes, kTileBytes, full);
+    if constexpr (kFp8) bulk_copy(at.tile_scale_address(ring.stage), linear.scale + int64_t{unit} * kTileScales, 16, full);
     ring.advance(at.stages);
     ++unit;
     ++copied;
@@ -725,8 +725,8 @@ class Copier {
     copy_tile();
   }
 
-  const ChainArgs& args;
-  const LinearPhase& phase;
+  const DecodeArgs& args;
+  const LinearLayer& linear;
   const At& at;
   uint32_t unit = 0, end = 0;  // of the list of tiles
   int copied = 0;
@@ -735,7 +735,7 @@ class Copier {
 
 /// The copying warp's part of a launch. The others wait for the barriers that it makes, by await_barriers.
 template <int kColumns, bool kFp8, bool kResident>
-__device__ __forceinline__ void copy_tiles(const ChainArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
+__device__ __forceinline__ void copy_tiles(const DecodeArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
   Copier<kColumns, kFp8, kResident> copier(args, at);
   if (threadIdx.x == kConsumers) copier.begin();
   __syncwarp();
@@ -743,7 +743,7 @@ __device__ __forceinline__ void copy_tiles(const ChainArgs& args, const Layout<k
   if (threadIdx.x == kConsumers) copier.copy_rest();
 }
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void copy_chain(const ChainArgs& args, const Layout<kColumns, kFp8, false>& at) {
+__device__ __forceinline__ void copy_tiles_and_rows(const DecodeArgs& args, const Layout<kColumns, kFp8, false>& at) {
   Copier<kColumns, kFp8, false> copier(args, at);
   copier.copy_first();
   copier.copy_rest();
@@ -751,54 +751,54 @@ __device__ __forceinline__ void copy_chain(const ChainArgs& args, const Layout<k
 __device__ __forceinline__ void await_barriers() { named_barrier<0, kThreads>(); }
 /// The warps' that neither copy tiles nor multiply them: side rows and, where stages have a barrier for them, copies of rows.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void help(const ChainArgs& args, const Layout<kColumns, kFp8, false>& at) {
-  if (threadIdx.x < kConsumers + 32 + kSideHelpers) help_chain<kFp8, kSideHelpers / 32>(args, quantisers_of<kColumns, kFp8>(args, args.phases[0]));
+__device__ __forceinline__ void help(const DecodeArgs& args, const Layout<kColumns, kFp8, false>& at) {
+  if (threadIdx.x < kConsumers + 32 + kSideHelpers) help_with_side_rows<kFp8, kSideHelpers / 32>(args, quantisers_of<kColumns, kFp8>(args, args.linear));
   else if (threadIdx.x == kConsumers + 32 + kSideHelpers) copy_rows(args, at);
 }
 
 template <int kColumns, bool kFp8, bool kResident>
-__device__ __forceinline__ void multiply_chain(const ChainArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
-  const LinearPhase& phase = args.phases[0];
-  DecodeWalk walk(phase);
+__device__ __forceinline__ void multiply_decode(const DecodeArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
+  const LinearLayer& linear = args.linear;
+  DecodeWalk walk(linear);
   RingPlace ring;
   RowFactors<kConsumers> factors;
-  if constexpr (Layout<kColumns, kFp8, kResident>::kPaced) factors = factors_for<kFp8>(args, phase);
+  if constexpr (Layout<kColumns, kFp8, kResident>::kPaced) factors = factors_for<kFp8>(args, linear);
   wait_for_predecessors();
   if constexpr (kResident) {
-    fill_resident(args, phase, at, walk.k, resident_blocks(phase.tiles, phase.k_blocks, walk.grid));
+    fill_resident(args, linear, at, walk.k, resident_blocks(linear.tiles, linear.k_blocks, walk.grid));
   } else {
-    quantise_and_arrive<kColumns, kFp8>(args, phase, at.sums(), factors);
+    quantise_and_arrive<kColumns, kFp8>(args, linear, at.sums(), factors);
   }
   int slot = 0;
   while (walk.left > 0) {
     float acc[kColumns / 2];
-    const int begin = walk.k, count = min(phase.k_blocks - begin, walk.left);
+    const int begin = walk.k, count = min(linear.k_blocks - begin, walk.left);
     constexpr bool kEarly = kColumns <= 32;  // with registers to spare
     uint32_t before[kEarly ? kColumns / 4 : 1] = {};
     if constexpr (kEarly)
-      if (begin == 0) load_residual<kColumns>(phase, walk.tile, args.rows, before);
-    multiply<kColumns, kFp8, kResident>(at, acc, phase.k_blocks, count, slot, ring);
-    const Parts<kColumns> parts(phase, args.parts, args.rows, walk.tile, walk.grid);
+      if (begin == 0) load_residual<kColumns>(linear, walk.tile, args.rows, before);
+    multiply<kColumns, kFp8, kResident>(at, acc, linear.k_blocks, count, slot, ring);
+    const Parts<kColumns> parts(linear, args.parts, args.rows, walk.tile, walk.grid);
     if (begin > 0) {
       parts.leave(acc);
     } else {
-      if (count < phase.k_blocks) parts.add_to(acc);
-      store_tile<kColumns>(phase, acc, walk.tile, 0, args.rows, kEarly ? before : nullptr);
+      if (count < linear.k_blocks) parts.add_to(acc);
+      store_tile<kColumns>(linear, acc, walk.tile, 0, args.rows, kEarly ? before : nullptr);
     }
     walk.left -= count;
     walk.next_tile();
   }
-  if constexpr (!kHasHelpers<kColumns>) side_rows_of_consumers<kColumns, kFp8>(args, phase, 0, [] {});
-  else if (phase.side.weight != nullptr) named_barrier<6, kConsumers + (kResident ? kHelpers : kSideHelpers)>();
+  if constexpr (!kHasHelpers<kColumns>) side_rows_of_consumers<kColumns, kFp8>(args, linear, [] {});
+  else if (linear.side.weight != nullptr) named_barrier<6, kConsumers + (kResident ? kHelpers : kSideHelpers)>();
   if constexpr (!kResident) {  // the last block leaves the counters as it found them
     consumer_barrier();
-    if (threadIdx.x == 0 && atomicAdd(args.arrivals + 2 * kMaxPhases, 1) == static_cast<int>(gridDim.x) - 1)
-      for (int i = 0; i <= 2 * kMaxPhases; ++i) args.arrivals[i] = 0;
+    if (threadIdx.x == 0 && atomicAdd(args.arrivals + kFinishedAt, 1) == static_cast<int>(gridDim.x) - 1)
+      for (int i = 0; i < kNumArrivals; ++i) args.arrivals[i] = 0;
   }
 }
 
 template <int kColumns, bool kFp8, bool kResident>
-__device__ __forceinline__ void run_chain(const ChainArgs& args) {
+__device__ __forceinline__ void run_decode(const DecodeArgs& args) {
   extern __shared__ char raw[];
   const Layout<kColumns, kFp8, kResident> at(raw, args.stages, kResident ? args.resident_blocks : 0, args.rows, kResident ? args.norm_floats : 0);
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -811,14 +811,14 @@ __device__ __forceinline__ void run_chain(const ChainArgs& args) {
     return;
   }
   await_barriers();
-  if (warp < kConsumers / 32) multiply_chain(args, at);
+  if (warp < kConsumers / 32) multiply_decode(args, at);
   else if constexpr (kResident) help_resident(args, at);
   else if constexpr (kHasHelpers<kColumns>) help(args, at);
 }
 
-#define QUERN_CHAIN(name, columns, fp8, resident)                                                                                    \
-  extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ ChainArgs args) { \
-    run_chain<columns, fp8, resident>(args);                                                                                         \
+#define QUERN_DECODE(name, columns, fp8, resident)                                                          \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ DecodeArgs args) { \
+    run_decode<columns, fp8, resident>(args);                                                               \
   }
 
 }  // namespace quern::cuda::sm90

@@ -18,12 +18,13 @@ inline constexpr int kTileRowBytes = 128;
 inline constexpr int kTileBytes = kTileRows * kTileRowBytes;
 inline constexpr int kTileScales = 4;  // floats: scale of the even and odd features, or of gate and up; two unused
 inline constexpr int kMaxSegments = 4;
-inline constexpr int kMaxPhases = 1;  // of a launch: layers that follow each other in one are slower than in launches of their own (decision 0037)
 inline constexpr int kResidentRows = 4;    // as many decode rows are quantised by every block for itself
 inline constexpr int kResidentColumns = 8; // the matrix units take them as
 inline constexpr int kMaxPacedColumns = 64;  // up to so many columns the rows of a stage have a barrier of their own
 inline constexpr int kMaxResidentBlocks = 46;  // groups of 128 of each of them, at most
 inline constexpr int kMaxDecodeRows = 256; // of one launch
+/// Places of DecodeArgs::arrivals: of blocks that have quantised their rows, and of those that have finished. Place 0 is nobody's: without it kernels would have other registers.
+inline constexpr int kQuantisedAt = 1, kFinishedAt = 2, kNumArrivals = 3;
 inline constexpr uint32_t kNothing = 0xffffffffu;  // no sum has these bits: a NaN of arithmetic is 0x7fffffff
 inline constexpr int kMaxNormWidth = 8192;
 inline constexpr int kQuantisedGroups = 4;  // of a thread of quantise_prompt_rows, at a time
@@ -59,7 +60,7 @@ constexpr int side_slices(int blocks) { return (blocks + kSideSlice - 1) / kSide
 constexpr int side_units(const SideRows& side, int blocks) { return (side_groups(side.num_b) + side_groups(side.num_a)) * side_slices(blocks); }
 
 /// One linear layer.
-struct LinearPhase {
+struct LinearLayer {
   const void* weight = nullptr;      // [tiles][k_blocks] tiles
   const float* scale = nullptr;      // [tiles][k_blocks][kTileScales], e4m3 only
   const float* row_scale = nullptr;  // [tiles * 128] in packed order, where the scheme has one scale a row or a tensor; null otherwise
@@ -76,16 +77,16 @@ struct LinearPhase {
   SideRows side;
 };
 
-/// A linear layer for up to kMaxDecodeRows decode rows.
-struct ChainArgs {
-  LinearPhase phases[kMaxPhases];
+/// One linear layer for up to kMaxDecodeRows decode rows. A launch has one: layers that follow each other in a launch are slower than in launches of their own (decision 0037).
+struct DecodeArgs {
+  LinearLayer linear;
   int32_t rows = 0;
   int32_t x_rows = 0;              // rows of x, a multiple of 8
   void* x = nullptr;               // e4m3 or bf16 [k_blocks][x_rows] pieces of 128 bytes; not in resident mode
   float* x_scale = nullptr;        // [k_blocks][x_rows], e4m3 only
   void* x16 = nullptr;             // bf16, for side rows
   float* parts = nullptr;          // [grid][2][128][kMaxDecodeRows] at most, kNothing between launches: parts of tiles that several blocks share, left for others to add
-  int32_t* arrivals = nullptr;     // [2 * kMaxPhases + 1], zero between launches
+  int32_t* arrivals = nullptr;     // [kNumArrivals], zero between launches
   int32_t stages = 0;
   int32_t resident_blocks = 0;
   int32_t norm_floats = 0;         // resident mode: widest norm
@@ -93,7 +94,7 @@ struct ChainArgs {
 
 /// One linear layer for prompt rows.
 struct PromptArgs {
-  LinearPhase phase;
+  LinearLayer linear;
   int32_t rows = 0, x_rows = 0;
   const void* x = nullptr;
   const float* x_scale = nullptr;
@@ -144,7 +145,7 @@ struct PackNormArgs {
   float* factors = nullptr;
 };
 
-/// Blocks of K that one of `grid` blocks meets in a phase.
+/// Blocks of K that one of `grid` blocks meets.
 constexpr int resident_blocks(int tiles, int k_blocks, int grid) {
   const int64_t total = int64_t{tiles} * k_blocks;
   const int64_t most = (total + grid - 1) / grid;

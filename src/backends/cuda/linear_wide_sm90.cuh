@@ -3,7 +3,7 @@
 // Decode rows from 33 on: the loop of linear_sm90.cuh with the rows as A and the weights as B, so that a thread has two rows and needs but four scales a tile. A product's bits are the same either way, and so
 // is the order of every sum: the rest is as there, but for three things. Rows are quantised two at a time by a block where there are more than blocks. A tile row that several blocks share is added up by those of
 // them that have no tiles behind it, each a share of its rows and features; what a block adds up itself stays in its shared memory. And whatever comes behind products is short and in loops, since a block runs it
-// once or twice (decision 0038). One layer a launch: without a loop over phases the compiler keeps addresses and scales out of the way of the sums.
+// once or twice (decision 0038). One layer a launch: without a loop over layers the compiler keeps addresses and scales out of the way of the sums.
 
 #include "backends/cuda/linear_sm90.cuh"
 
@@ -21,15 +21,15 @@ constexpr int kUnitsTogether = 2;
 /// Eight sums of a thread in each of these units of a tile, for 64 rows: [8 u + 4 h + 2 r + i] is row g + 8 r by packed row 16 u + 8 h + 2 q + i.
 using UnitSums = float[kUnitsTogether * 8];
 
-/// What sums are added to, where a phase has a residual and pieces are whole.
+/// What sums are added to, where a layer has a residual and pieces are whole.
 struct Before {
   uint2 words[2][kUnitsTogether];
 };
 /// Asked for early, so that it is there when the sums are.
-__device__ __forceinline__ void load_before(const LinearPhase& phase, int tile, int unit, int first_row, int rows, Before& before) {
-  if (phase.epilogue != Epilogue::kResidual) return;
+__device__ __forceinline__ void load_before(const LinearLayer& linear, int tile, int unit, int first_row, int rows, Before& before) {
+  if (linear.epilogue != Epilogue::kResidual) return;
   const int thread = thread_here(), lane = thread & 31;
-  const OutputSegment& segment = segment_of(phase, tile);
+  const OutputSegment& segment = segment_of(linear, tile);
   const int local = tile - segment.first_tile, row = first_row + ((thread >> 5) & 3) * 16 + (lane >> 2);
   if (!is_whole(segment, local)) return;
   const auto* out = static_cast<const __nv_bfloat16*>(segment.out) + local * kTileRows + unit * 16 + (lane & 3) * 4;
@@ -41,23 +41,23 @@ __device__ __forceinline__ void load_before(const LinearPhase& phase, int tile, 
 }
 
 /// Where there is a scale a packed row, sums are multiplied by it.
-__device__ __forceinline__ void scale_units(const LinearPhase& phase, UnitSums& v, int tile, int unit) {
-  if (phase.row_scale == nullptr) return;
+__device__ __forceinline__ void scale_units(const LinearLayer& linear, UnitSums& v, int tile, int unit) {
+  if (linear.row_scale == nullptr) return;
   const int q = thread_here() & 3;
 #pragma unroll
   for (int half = 0; half < 2 * kUnitsTogether; ++half)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float scale = __ldg(phase.row_scale + int64_t{tile} * kTileRows + unit * 16 + half * 8 + q * 2 + i);
+      const float scale = __ldg(linear.row_scale + int64_t{tile} * kTileRows + unit * 16 + half * 8 + q * 2 + i);
       v[4 * half + i] = __fmul_rn(v[4 * half + i], scale);
       v[4 * half + 2 + i] = __fmul_rn(v[4 * half + 2 + i], scale);
     }
 }
 
 /// Stores such sums, scaled: of kSiluUp.
-__device__ __forceinline__ void store_silu_units(const LinearPhase& phase, const UnitSums& v, int tile, int unit, int first_row, int rows) {
+__device__ __forceinline__ void store_silu_units(const LinearLayer& linear, const UnitSums& v, int tile, int unit, int first_row, int rows) {
   const int thread = thread_here(), lane = thread & 31, g = lane >> 2, q = lane & 3;
-  const OutputSegment& segment = segment_of(phase, tile);
+  const OutputSegment& segment = segment_of(linear, tile);
   const int local = tile - segment.first_tile, row = first_row + ((thread >> 5) & 3) * 16 + g;
   auto* out = static_cast<__nv_bfloat16*>(segment.out);
 #pragma unroll
@@ -76,12 +76,12 @@ __device__ __forceinline__ void store_silu_units(const LinearPhase& phase, const
     }
 }
 /// Of any other epilogue. `before`: what load_before gave.
-__device__ __forceinline__ void store_units(const LinearPhase& phase, const UnitSums& v, int tile, int unit, int first_row, int rows, const Before& before) {
+__device__ __forceinline__ void store_units(const LinearLayer& linear, const UnitSums& v, int tile, int unit, int first_row, int rows, const Before& before) {
   const int thread = thread_here(), lane = thread & 31, g = lane >> 2, q = lane & 3;
-  const OutputSegment& segment = segment_of(phase, tile);
+  const OutputSegment& segment = segment_of(linear, tile);
   const int local = tile - segment.first_tile, row = first_row + ((thread >> 5) & 3) * 16 + g, feature = local * kTileRows + unit * 16 + q * 4;
   const auto sum = [&](int u, int h, int r, int i) { return v[8 * u + 4 * h + 2 * r + i]; };
-  if (phase.epilogue == Epilogue::kLogits) {
+  if (linear.epilogue == Epilogue::kLogits) {
     auto* out = static_cast<float*>(segment.out) + feature;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -100,7 +100,7 @@ __device__ __forceinline__ void store_units(const LinearPhase& phase, const Unit
     return;
   }
   auto* out = static_cast<__nv_bfloat16*>(segment.out) + feature;
-  const bool adds = phase.epilogue == Epilogue::kResidual, whole = is_whole(segment, local);
+  const bool adds = linear.epilogue == Epilogue::kResidual, whole = is_whole(segment, local);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (row + 8 * r >= rows) continue;
@@ -131,10 +131,10 @@ __device__ __forceinline__ void store_units(const LinearPhase& phase, const Unit
   }
 }
 
-__device__ __forceinline__ void store_scaled(const LinearPhase& phase, UnitSums& v, int tile, int unit, int first_row, int rows, const Before& before) {
-  scale_units(phase, v, tile, unit);
-  if (phase.epilogue == Epilogue::kSiluUp) store_silu_units(phase, v, tile, unit, first_row, rows);
-  else store_units(phase, v, tile, unit, first_row, rows, before);
+__device__ __forceinline__ void store_scaled(const LinearLayer& linear, UnitSums& v, int tile, int unit, int first_row, int rows, const Before& before) {
+  scale_units(linear, v, tile, unit);
+  if (linear.epilogue == Epilogue::kSiluUp) store_silu_units(linear, v, tile, unit, first_row, rows);
+  else store_units(linear, v, tile, unit, first_row, rows, before);
 }
 
 // ---- the multiplying warpgroups ----
@@ -273,10 +273,10 @@ __device__ __forceinline__ void for_each_units(WideSums<kColumns>& acc, int rows
 }
 
 template <int kColumns>
-__device__ __forceinline__ void store_wide(const LinearPhase& phase, WideSums<kColumns>& acc, int tile, int rows) {
-  const OutputSegment& segment = segment_of(phase, tile);
+__device__ __forceinline__ void store_wide(const LinearLayer& linear, WideSums<kColumns>& acc, int tile, int rows) {
+  const OutputSegment& segment = segment_of(linear, tile);
   const int local = tile - segment.first_tile;
-  if (phase.epilogue == Epilogue::kStore && phase.row_scale == nullptr && is_whole(segment, local)) {  // little code
+  if (linear.epilogue == Epilogue::kStore && linear.row_scale == nullptr && is_whole(segment, local)) {  // little code
     constexpr int kAll = WideShare<kColumns>::kUnits;
     for_each_units<kColumns, kAll>(acc, rows, [&](const float(&v)[kAll * 8], int unit, int first_row) {
       const int thread = thread_here(), row = first_row + ((thread >> 5) & 3) * 16 + ((thread & 31) >> 2);
@@ -293,8 +293,8 @@ __device__ __forceinline__ void store_wide(const LinearPhase& phase, WideSums<kC
   } else {
     for_each_units<kColumns, kUnitsTogether>(acc, rows, [&](UnitSums& sums, int unit, int first_row) {
       Before before;
-      load_before(phase, tile, unit, first_row, rows, before);
-      store_scaled(phase, sums, tile, unit, first_row, rows, before);
+      load_before(linear, tile, unit, first_row, rows, before);
+      store_scaled(linear, sums, tile, unit, first_row, rows, before);
     });
   }
 }
@@ -350,12 +350,12 @@ struct SharedTileRow {
   int begin = 0, end = 0;    // this block's items
 
   SharedTileRow() = default;
-  __device__ SharedTileRow(const LinearPhase& phase, int tile, int rows) {
-    const uint32_t place = static_cast<uint32_t>(tile) * static_cast<uint32_t>(phase.k_blocks), behind = place + phase.k_blocks, blocks = phase.blocks;
-    first = block_of(phase, place, phase.blocks);
-    const int last = block_of(phase, behind - 1, phase.blocks), which = static_cast<int>(blockIdx.x) - first;
+  __device__ SharedTileRow(const LinearLayer& linear, int tile, int rows) {
+    const uint32_t place = static_cast<uint32_t>(tile) * static_cast<uint32_t>(linear.k_blocks), behind = place + linear.k_blocks, blocks = linear.blocks;
+    first = block_of(linear, place, linear.blocks);
+    const int last = block_of(linear, behind - 1, linear.blocks), which = static_cast<int>(blockIdx.x) - first;
     parts = last - first + 1;
-    const int adders = num_tiles(phase) * static_cast<uint32_t>(last + 1) / blocks > behind ? parts - 1 : parts, items = (rows + 63) / 64 * kItems;
+    const int adders = num_tiles(linear) * static_cast<uint32_t>(last + 1) / blocks > behind ? parts - 1 : parts, items = (rows + 63) / 64 * kItems;
     begin = items * which / adders, end = items * (which + 1) / adders;
   }
   __device__ bool is_mine(int row_block, int unit) const {
@@ -385,7 +385,7 @@ __device__ __forceinline__ void leave_wide(float* parts, float* own, WideSums<kC
 
 /// Adds up this block's share of its last tile row, in the order of K, each word as soon as it is there, and marks the places as empty again. All consumers; `own`: what leave_wide kept of this block's own part.
 template <int kColumns>
-__device__ __forceinline__ void join_wide(const LinearPhase& phase, float* parts, const float* own, int tile, const SharedTileRow& shared, int rows) {
+__device__ __forceinline__ void join_wide(const LinearLayer& linear, float* parts, const float* own, int tile, const SharedTileRow& shared, int rows) {
   constexpr int kItems = SharedTileRow::kItems, kAtOnce = 4;  // parts that are under way
   const int count = shared.parts, end = shared.end, kept = static_cast<int>(blockIdx.x) - shared.first;
   int item = shared.begin + warpgroup(), part = 0;
@@ -411,7 +411,7 @@ __device__ __forceinline__ void join_wide(const LinearPhase& phase, float* parts
     return there;
   };
   const auto load_first = [&] {
-    load_before(phase, tile, unit(), row_block() * 64, rows, before);
+    load_before(linear, tile, unit(), row_block() * 64, rows, before);
     load();
   };
   UnitSums sums;
@@ -436,35 +436,35 @@ __device__ __forceinline__ void join_wide(const LinearPhase& phase, float* parts
     part = 0;
     item += 2;
     if (item < end) load_first();  // on its way while what is finished is stored
-    store_scaled(phase, sums, tile, finished_unit, finished_rows, rows, of_finished);
+    store_scaled(linear, sums, tile, finished_unit, finished_rows, rows, of_finished);
     if (item >= end) return;
   }
 }
 
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void multiply_rows(const ChainArgs& args, const Layout<kColumns, kFp8, false>& layout) {
+__device__ __forceinline__ void multiply_rows(const DecodeArgs& args, const Layout<kColumns, kFp8, false>& layout) {
   const Layout<kColumns, kFp8, false> at = layout.settled();
-  const LinearPhase& phase = args.phases[0];
-  DecodeWalk walk(phase);
+  const LinearLayer& linear = args.linear;
+  DecodeWalk walk(linear);
   RowFactors<kConsumers> factors;
-  if constexpr (kHasHelpers<kColumns>) factors = factors_for<kFp8>(args, phase);
+  if constexpr (kHasHelpers<kColumns>) factors = factors_for<kFp8>(args, linear);
   wait_for_predecessors();
-  quantise_and_arrive<kColumns, kFp8>(args, phase, at.sums(), factors);
+  quantise_and_arrive<kColumns, kFp8>(args, linear, at.sums(), factors);
   RingPlace ring;
   auto* own = reinterpret_cast<float*>(at.generic);
   SharedTileRow shared;  // that this block adds up
   int last_tile = -1;
   while (walk.left > 0) {
-    const int begin = walk.k, count = min(phase.k_blocks - begin, walk.left);
+    const int begin = walk.k, count = min(linear.k_blocks - begin, walk.left);
     WideSums<kColumns> acc;
     multiply_wide<kColumns, kFp8>(at, acc, count, args.rows, ring);
-    if (count == phase.k_blocks) {
-      store_wide<kColumns>(phase, acc, walk.tile, args.rows);
+    if (count == linear.k_blocks) {
+      store_wide<kColumns>(linear, acc, walk.tile, args.rows);
     } else {
       const bool adds = walk.left == count;
       if (adds) {  // what this block adds up itself stays with it, where the ring was
         last_tile = walk.tile;
-        shared = SharedTileRow(phase, walk.tile, args.rows);
+        shared = SharedTileRow(linear, walk.tile, args.rows);
         consumer_barrier();
       }
       leave_wide<kColumns>(args.parts, adds ? own : nullptr, acc, 2 * static_cast<int>(blockIdx.x) + (begin > 0 ? 0 : 1), shared, args.rows);
@@ -475,21 +475,21 @@ __device__ __forceinline__ void multiply_rows(const ChainArgs& args, const Layou
   const auto join = [&] {
     if (last_tile < 0) return;
     consumer_barrier();
-    join_wide<kColumns>(phase, args.parts, own, last_tile, shared, args.rows);
+    join_wide<kColumns>(linear, args.parts, own, last_tile, shared, args.rows);
   };
   if constexpr (kHasHelpers<kColumns>) {
     join();
-    if (phase.side.weight != nullptr) named_barrier<6, kConsumers + kSideHelpers>();
+    if (linear.side.weight != nullptr) named_barrier<6, kConsumers + kSideHelpers>();
   } else {
-    side_rows_of_consumers<kColumns, kFp8>(args, phase, 0, join);
+    side_rows_of_consumers<kColumns, kFp8>(args, linear, join);
   }
   consumer_barrier();
-  if (threadIdx.x == 0 && atomicAdd(args.arrivals + 2 * kMaxPhases, 1) == static_cast<int>(gridDim.x) - 1)  // the last block leaves the counters as it found them
-    for (int i = 0; i <= 2 * kMaxPhases; ++i) args.arrivals[i] = 0;
+  if (threadIdx.x == 0 && atomicAdd(args.arrivals + kFinishedAt, 1) == static_cast<int>(gridDim.x) - 1)  // the last block leaves the counters as it found them
+    for (int i = 0; i < kNumArrivals; ++i) args.arrivals[i] = 0;
 }
 
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void run_wide(const ChainArgs& args) {
+__device__ __forceinline__ void run_wide(const DecodeArgs& args) {
   extern __shared__ char raw[];
   const Layout<kColumns, kFp8, false> at(raw, args.stages, 0, 0, 0);
   if constexpr (kHasHelpers<kColumns>) {
@@ -512,7 +512,7 @@ __device__ __forceinline__ void run_wide(const ChainArgs& args) {
     __syncthreads();
     if (threadIdx.x >= kConsumers) {
       fewer_registers<24>();
-      if (threadIdx.x == kConsumers) copy_chain(args, at);
+      if (threadIdx.x == kConsumers) copy_tiles_and_rows(args, at);
     } else {
       more_registers<240>();
       multiply_rows(args, at);
@@ -521,7 +521,7 @@ __device__ __forceinline__ void run_wide(const ChainArgs& args) {
 }
 
 #define QUERN_WIDE(name, columns, fp8)                                                                      \
-  extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ ChainArgs args) { \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ DecodeArgs args) { \
     run_wide<columns, fp8>(args);                                                                           \
   }
 

@@ -15,9 +15,9 @@ size_t column_index(int64_t rows) {
 }
 constexpr unsigned kThreads = 384;
 /// Floats of Layout::sums(): of up to kResidentRows rows a block of 128 each, and products of side rows.
-int num_sums(const LinearPhase& phase, bool e4m3) {
-  const int blocks = e4m3 ? phase.k_blocks : phase.k_blocks / 2;
-  return (phase.norm == nullptr ? 0 : kResidentRows * blocks) + (phase.side.weight == nullptr ? 0 : kSideSlice * 32);
+int num_sums(const LinearLayer& linear, bool e4m3) {
+  const int blocks = e4m3 ? linear.k_blocks : linear.k_blocks / 2;
+  return (linear.norm == nullptr ? 0 : kResidentRows * blocks) + (linear.side.weight == nullptr ? 0 : kSideSlice * 32);
 }
 
 }  // namespace
@@ -53,13 +53,13 @@ Result<Linears> Linears::load(Device& device, PromptShape shape, int num_side_un
   ASSIGN_OR_RETURN(linears.quantise_, device.function<QuantiseArgs>("rows_sm90", "quantise_rows"));
   ASSIGN_OR_RETURN(linears.norm_prompt_, device.function<QuantiseArgs>("rows_prompt_sm90", "norm_prompt_rows"));
   ASSIGN_OR_RETURN(linears.quantise_prompt_, device.function<QuantiseArgs>("rows_prompt_sm90", "quantise_prompt_rows"));
-  ASSIGN_OR_RETURN(linears.resident_, device.function<ChainArgs>("chain_sm90_resident", "chain_resident", shared));
-  static constexpr const char* kUnits[] = {"chain_sm90_narrow", "chain_sm90_narrow", "chain_sm90_narrow", "chain_sm90_wide", "chain_sm90_wide", "chain_sm90_256"};
-  static constexpr const char* kE4M3[] = {"chain_e4m3_8", "chain_e4m3_16", "chain_e4m3_32", "chain_e4m3_64", "chain_e4m3_128", "chain_e4m3_256"};
-  static constexpr const char* kBF16[] = {"chain_bf16_8", "chain_bf16_16", "chain_bf16_32", "chain_bf16_64", "chain_bf16_128", "chain_bf16_256"};
+  ASSIGN_OR_RETURN(linears.resident_, device.function<DecodeArgs>("decode_sm90_resident", "decode_resident", shared));
+  static constexpr const char* kUnits[] = {"decode_sm90_narrow", "decode_sm90_narrow", "decode_sm90_narrow", "decode_sm90_wide", "decode_sm90_wide", "decode_sm90_256"};
+  static constexpr const char* kE4M3[] = {"decode_e4m3_8", "decode_e4m3_16", "decode_e4m3_32", "decode_e4m3_64", "decode_e4m3_128", "decode_e4m3_256"};
+  static constexpr const char* kBF16[] = {"decode_bf16_8", "decode_bf16_16", "decode_bf16_32", "decode_bf16_64", "decode_bf16_128", "decode_bf16_256"};
   for (size_t i = 0; i < kColumns.size(); ++i) {
-    ASSIGN_OR_RETURN(linears.e4m3_.chain[i], device.function<ChainArgs>(kUnits[i], kE4M3[i], shared));
-    ASSIGN_OR_RETURN(linears.bf16_.chain[i], device.function<ChainArgs>(kUnits[i], kBF16[i], shared));
+    ASSIGN_OR_RETURN(linears.e4m3_.decode[i], device.function<DecodeArgs>(kUnits[i], kE4M3[i], shared));
+    ASSIGN_OR_RETURN(linears.bf16_.decode[i], device.function<DecodeArgs>(kUnits[i], kBF16[i], shared));
   }
   ASSIGN_OR_RETURN(linears.e4m3_.prompt, device.function<PromptArgs>("prompt_sm90", "prompt_e4m3", shared));
   ASSIGN_OR_RETURN(linears.bf16_.prompt, device.function<PromptArgs>("prompt_sm90", "prompt_bf16", shared));
@@ -89,12 +89,12 @@ QuantiseArgs Linears::to_fill(const TileLayer& layer, int64_t rows, std::byte* x
   return args;
 }
 
-void Linears::launch_decode(Stream& stream, LinearPhase phase, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const {
-  if (phase.side.weight != nullptr) phase.side.parts = reinterpret_cast<float*>(side_parts_->address());
-  CHECK(int64_t{phase.tiles} * phase.k_blocks * num_sms_ <= INT32_MAX);  // places in the list are counted in 32 bits
-  phase.blocks = decode_blocks(phase.tiles, phase.k_blocks, num_sms_);
-  const DecodePlaces places(workspace.data<std::byte>(), rows, int64_t{phase.k_blocks} * (e4m3 ? 128 : 64));
-  ChainArgs args;
+void Linears::launch_decode(Stream& stream, LinearLayer linear, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const {
+  if (linear.side.weight != nullptr) linear.side.parts = reinterpret_cast<float*>(side_parts_->address());
+  CHECK(int64_t{linear.tiles} * linear.k_blocks * num_sms_ <= INT32_MAX);  // places in the list are counted in 32 bits
+  linear.blocks = decode_blocks(linear.tiles, linear.k_blocks, num_sms_);
+  const DecodePlaces places(workspace.data<std::byte>(), rows, int64_t{linear.k_blocks} * (e4m3 ? 128 : 64));
+  DecodeArgs args;
   args.rows = static_cast<int32_t>(rows);
   args.x_rows = static_cast<int32_t>(padded(rows));
   args.arrivals = arrivals;
@@ -103,16 +103,16 @@ void Linears::launch_decode(Stream& stream, LinearPhase phase, bool e4m3, int64_
   args.x16 = places.spare;
   args.parts = reinterpret_cast<float*>(parts_->address());
   const size_t index = column_index(rows);
-  const int blocks = sm90::resident_blocks(phase.tiles, phase.k_blocks, phase.blocks), norm = phase.norm == nullptr ? 0 : phase.k_blocks * 128, sums = num_sums(phase, e4m3);
+  const int blocks = sm90::resident_blocks(linear.tiles, linear.k_blocks, linear.blocks), norm = linear.norm == nullptr ? 0 : linear.k_blocks * 128, sums = num_sums(linear, e4m3);
   constexpr int kFewestStages = 4;
   const bool fits = std::max(blocks, norm / 128) <= kMaxResidentBlocks && fixed_bytes(blocks, args.rows, norm, sums) + kFewestStages * stage_bytes(8, true, true) <= max_shared_bytes_;
-  const bool resident = e4m3 && rows <= kResidentRows && phase.in != nullptr && fits;
+  const bool resident = e4m3 && rows <= kResidentRows && linear.in != nullptr && fits;
   args.resident_blocks = resident ? blocks : 0;
   args.norm_floats = resident ? norm : 0;
   const int columns = kColumns[index], fixed = fixed_bytes(args.resident_blocks, args.rows, args.norm_floats, sums), per_stage = stage_bytes(columns, e4m3, resident);
   args.stages = std::min((max_shared_bytes_ - fixed) / per_stage, kMaxStages);
-  args.phases[0] = phase;
-  const Function<ChainArgs>& function = resident ? resident_ : (e4m3 ? e4m3_ : bf16_).chain[index];
+  args.linear = linear;
+  const Function<DecodeArgs>& function = resident ? resident_ : (e4m3 ? e4m3_ : bf16_).decode[index];
   stream.launch(function,
                 {.grid = {static_cast<unsigned>(num_sms_)},
                  .block = {kThreads},
@@ -138,20 +138,20 @@ void Linears::quantise_prompt(Stream& stream, const QuantiseArgs& args) const {
   }
 }
 
-void Linears::multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, const PromptPlaces& places) const {
-  CHECK(phase.epilogue != Epilogue::kLogits);  // logits have the arithmetic of decode rows
+void Linears::multiply_prompt(Stream& stream, const LinearLayer& linear, bool e4m3, int64_t rows, const PromptPlaces& places) const {
+  CHECK(linear.epilogue != Epilogue::kLogits);  // logits have the arithmetic of decode rows
   PromptArgs args;
-  args.phase = phase;
+  args.linear = linear;
   args.rows = static_cast<int32_t>(rows);
   args.x_rows = static_cast<int32_t>(padded(rows));
   args.x = e4m3 ? places.x8 : places.x16;
   args.x_scale = reinterpret_cast<const float*>(places.x_scale);
-  const PromptShape shape = shape_ != PromptShape::kFastest ? shape_ : fastest_shape(phase, e4m3, args.x_rows);
+  const PromptShape shape = shape_ != PromptShape::kFastest ? shape_ : fastest_shape(linear, e4m3, args.x_rows);
   const bool tall = shape == PromptShape::kTallPair && e4m3, pair = shape != PromptShape::kSingle;
   const int block_rows = tall ? 256 : 128, per_stage = stage_bytes(block_rows, e4m3, false);
   args.stages = std::min((max_shared_bytes_ - fixed_bytes(0, 0, 0, 0)) / per_stage, kMaxStages);
   const unsigned blocks = pair ? 2 : 1;  // of a cluster
-  const int64_t items = phase.tiles * int64_t{plain::blocks_for(args.x_rows, block_rows * blocks)};
+  const int64_t items = linear.tiles * int64_t{plain::blocks_for(args.x_rows, block_rows * blocks)};
   const Kind& kind = e4m3 ? e4m3_ : bf16_;
   stream.launch(tall ? kind.prompt_tall_pair : pair ? kind.prompt_pair : kind.prompt,
                 {.grid = {blocks * static_cast<unsigned>(std::min<int64_t>(items, num_sms_ / static_cast<int>(blocks)))},
@@ -162,28 +162,28 @@ void Linears::multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m
 }
 
 /// By how often the device's blocks take an output tile, and how long that takes: measured on an H200, the same for all shapes of the model within 5 %.
-PromptShape Linears::fastest_shape(const LinearPhase& phase, bool e4m3, int64_t rows) const {
+PromptShape Linears::fastest_shape(const LinearLayer& linear, bool e4m3, int64_t rows) const {
   const auto turns = [&](int64_t tile_rows, int64_t at_once) {
-    return static_cast<double>(plain::blocks_for(phase.tiles * int64_t{plain::blocks_for(rows, tile_rows)}, at_once));
+    return static_cast<double>(plain::blocks_for(linear.tiles * int64_t{plain::blocks_for(rows, tile_rows)}, at_once));
   };
   const double single = turns(128, num_sms_), pair = 0.96 * turns(256, num_sms_ / 2), tall_pair = 1.78 * turns(512, num_sms_ / 2);
   if (e4m3 && tall_pair < std::min(single, pair)) return PromptShape::kTallPair;
   return pair < single ? PromptShape::kPair : PromptShape::kSingle;
 }
 
-void Linears::prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearPhase& phase, const RowsIn& in, int64_t rows,
+void Linears::prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearLayer& linear, const RowsIn& in, int64_t rows,
                      const PromptPlaces& places) const {
   QuantiseArgs args = to_fill(layer, rows, places.x8, places.x_scale, places.x16);
   args.in = in.data;
   args.in_stride = in.columns;
-  args.norm = phase.norm;
-  args.eps = phase.eps;
+  args.norm = linear.norm;
+  args.eps = linear.eps;
   if (layer.has_side()) args.x16 = places.x16;
   quantise_prompt(stream, args);
-  multiply_prompt(stream, phase, layer.is_e4m3(), rows, places);
+  multiply_prompt(stream, linear, layer.is_e4m3(), rows, places);
   if (!layer.has_side()) return;
-  LinearPhase side = layer.side_phase(packed);
-  const SideRows& outputs = phase.side;
+  LinearLayer side = layer.side_linear(packed);
+  const SideRows& outputs = linear.side;
   void* const out[] = {outputs.b, outputs.a};
   for (int i = 0; i < 2; ++i) {
     side.segments[i].out = out[i];

@@ -42,8 +42,7 @@ struct RowsIn {
   [[nodiscard]] RowsIn from(int64_t row) const { return {static_cast<const std::byte*>(data) + row * columns * 2, columns}; }
 };
 
-/// A launch's workspace for decode rows. Every place but the last depends on the number of rows alone, so that the phases of a chain agree on it; the widest phase
-/// says how long the last is.
+/// A launch's workspace for decode rows: `spare`, and their e4m3 or bf16 form.
 struct DecodePlaces {
   static constexpr int64_t kSpareBytes = 32768;  // a row: side rows' bf16 input, or what attn_in rotates
   std::byte *spare, *x_scale, *x, *end;
@@ -81,77 +80,77 @@ class Linears {
     int64_t first_row = 0, rows = 0;
     std::byte* spare = nullptr;
   };
-  /// `layer` for the rows of a step. `outputs(phase, piece)` completes a phase: epilogue, eps, segments. `then(piece)` may enqueue what follows on the piece.
+  /// `layer` for the rows of a step. `outputs(linear, piece)` completes what a launch is told of it: epilogue, eps, segments. `then(piece)` may enqueue what follows on the piece.
   template <class Outputs, class Then>
   void enqueue(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const ops::Rows& rows, const RowsIn& in, const ops::TensorView& workspace,
                const Outputs& outputs, int64_t spare_columns, const Then& then) const {
     const RowSplit split(rows);
-    LinearPhase phase = layer.phase(packed);
+    LinearLayer linear = layer.linear(packed);
     if (split.prompt > 0) {
       const PromptPlaces places(workspace.data<std::byte>(), split.prompt, layer.in_features(), layer.is_e4m3(), !layer.is_e4m3() || layer.has_side(), spare_columns);
       const Piece piece{0, split.prompt, places.spare};
-      outputs(phase, piece);
-      prompt(stream, layer, packed, phase, in, split.prompt, places);
+      outputs(linear, piece);
+      prompt(stream, layer, packed, linear, in, split.prompt, places);
       then(piece);
     }
     for (int64_t row = split.prompt; row < rows.num_rows; row += kMaxDecodeRows) {
       const int64_t count = std::min<int64_t>(rows.num_rows - row, kMaxDecodeRows);
       const Piece piece{row, count, DecodePlaces(workspace.data<std::byte>(), count, layer.in_features()).spare};
-      outputs(phase, piece);
-      phase.in = in.from(row).data;
-      phase.in_stride = in.columns;
-      launch_decode(stream, phase, layer.is_e4m3(), count, layer.arrivals(packed), workspace);
+      outputs(linear, piece);
+      linear.in = in.from(row).data;
+      linear.in_stride = in.columns;
+      launch_decode(stream, linear, layer.is_e4m3(), count, layer.arrivals(packed), workspace);
       then(piece);
     }
   }
   template <class Outputs>
   void enqueue(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const ops::Rows& rows, const RowsIn& in, const ops::TensorView& workspace,
                const Outputs& outputs) const {
-    enqueue(stream, layer, packed, rows, in, workspace, [&](LinearPhase& phase, const Piece& piece) { outputs(phase, piece.first_row); }, 0, [](const Piece&) {});
+    enqueue(stream, layer, packed, rows, in, workspace, [&](LinearLayer& linear, const Piece& piece) { outputs(linear, piece.first_row); }, 0, [](const Piece&) {});
   }
   /// The same where the input is more than a norm: `fill(places, row, stream)` enqueues the quantisation of the rows from `row` on into x8 or x16 of `places`.
   template <class Fill, class Outputs>
   void enqueue_filled(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const RowSplit& split, const ops::TensorView& workspace, const Fill& fill,
                       const Outputs& outputs) const {
-    LinearPhase phase = layer.phase(packed);
+    LinearLayer linear = layer.linear(packed);
     if (split.prompt > 0) {
-      outputs(phase, 0);
+      outputs(linear, 0);
       const PromptPlaces places(workspace.data<std::byte>(), split.prompt, layer.in_features(), layer.is_e4m3(), !layer.is_e4m3(), 0);
       fill(to_fill(layer, split.prompt, places.x8, places.x_scale, places.x16), 0, stream);
-      multiply_prompt(stream, phase, layer.is_e4m3(), split.prompt, places);
+      multiply_prompt(stream, linear, layer.is_e4m3(), split.prompt, places);
     }
     const int64_t end = split.prompt + split.decode;
     for (int64_t row = split.prompt; row < end; row += kMaxDecodeRows) {
       const int64_t rows = std::min<int64_t>(end - row, kMaxDecodeRows);
-      outputs(phase, row);
+      outputs(linear, row);
       const DecodePlaces places(workspace.data<std::byte>(), rows, layer.in_features());
       fill(to_fill(layer, rows, places.x, places.x_scale, places.x), row, stream);
-      launch_decode(stream, phase, layer.is_e4m3(), rows, layer.arrivals(packed), workspace);
+      launch_decode(stream, linear, layer.is_e4m3(), rows, layer.arrivals(packed), workspace);
     }
   }
   void quantise(Stream& stream, const QuantiseArgs& args) const;
 
  private:
   struct Kind {
-    std::array<Function<ChainArgs>, kColumns.size()> chain;
+    std::array<Function<DecodeArgs>, kColumns.size()> decode;
     Function<PromptArgs> prompt, prompt_pair, prompt_tall_pair;
   };
-  void prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearPhase& phase, const RowsIn& in, int64_t rows,
+  void prompt(Stream& stream, const TileLayer& layer, const ops::Buffer& packed, const LinearLayer& linear, const RowsIn& in, int64_t rows,
               const PromptPlaces& places) const;
   /// As quantise(), for rows of `in` in their order and no `out`.
   void quantise_prompt(Stream& stream, const QuantiseArgs& args) const;
-  void multiply_prompt(Stream& stream, const LinearPhase& phase, bool e4m3, int64_t rows, const PromptPlaces& places) const;
-  [[nodiscard]] PromptShape fastest_shape(const LinearPhase& phase, bool e4m3, int64_t rows) const;
+  void multiply_prompt(Stream& stream, const LinearLayer& linear, bool e4m3, int64_t rows, const PromptPlaces& places) const;
+  [[nodiscard]] PromptShape fastest_shape(const LinearLayer& linear, bool e4m3, int64_t rows) const;
   static QuantiseArgs to_fill(const TileLayer& layer, int64_t rows, std::byte* x8, std::byte* x_scale, std::byte* x16);
   /// Decode rows, up to kMaxDecodeRows.
-  void launch_decode(Stream& stream, LinearPhase phase, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const;
+  void launch_decode(Stream& stream, LinearLayer linear, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const;
 
   Packers packers_;
   Function<QuantiseArgs> quantise_, norm_prompt_, quantise_prompt_;
-  Function<ChainArgs> resident_;
+  Function<DecodeArgs> resident_;
   Kind e4m3_, bf16_;
   int num_sms_ = 0, max_shared_bytes_ = 0;
-  std::shared_ptr<ops::Buffer> parts_;       // ChainArgs::parts
+  std::shared_ptr<ops::Buffer> parts_;       // DecodeArgs::parts
   std::shared_ptr<ops::Buffer> side_parts_;  // SideRows::parts
   PromptShape shape_ = PromptShape::kFastest;
 };

@@ -20,11 +20,11 @@ class MlpInKernel final : public ops::MlpIn::Kernel {
 
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::Buffer& packed, const ops::Activation& out, ops::Launch& launch) const override {
     const int64_t width = problem_.intermediate;
-    linears_.enqueue(cuda_stream(launch.stream), layer_, packed, rows, {row_data(x), problem_.hidden}, launch.workspace, [&](LinearPhase& phase, int64_t row) {
-      phase.epilogue = Epilogue::kSiluUp;
-      phase.eps = problem_.eps;
-      phase.segments[0].out = row_data(out.data, row, width);
-      phase.segments[0].stride = width;
+    linears_.enqueue(cuda_stream(launch.stream), layer_, packed, rows, {row_data(x), problem_.hidden}, launch.workspace, [&](LinearLayer& linear, int64_t row) {
+      linear.epilogue = Epilogue::kSiluUp;
+      linear.eps = problem_.eps;
+      linear.segments[0].out = row_data(out.data, row, width);
+      linear.segments[0].stride = width;
     });
   }
 

@@ -36,9 +36,9 @@ class MtpInKernel final : public ops::MtpIn::Kernel {
             linears_.quantise(stream, args);
           }
         },
-        [&](LinearPhase& phase, int64_t row) {
-          phase.segments[0].out = row_data(x, row, width);
-          phase.segments[0].stride = width;
+        [&](LinearLayer& linear, int64_t row) {
+          linear.segments[0].out = row_data(x, row, width);
+          linear.segments[0].stride = width;
         });
   }
 

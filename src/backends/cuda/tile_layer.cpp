@@ -10,7 +10,6 @@ using ops::WeightScheme;
 
 namespace {
 
-constexpr int kArrivals = 2 * kMaxPhases + 1;
 constexpr unsigned kThreads = 256;
 
 bool has_row_scale(WeightScheme scheme) { return scheme == WeightScheme::kFp8Channel || scheme == WeightScheme::kFp8Tensor; }
@@ -78,7 +77,7 @@ TileLayer::TileLayer(Spec spec, size_t offset_bytes) : spec_(std::move(spec)), w
   side_at_ = align(row_scale_at_ + (has_row_scale(spec_.parts[0].scheme) ? tiles * kTileRows * sizeof(float) : 0));
   norm_at_ = side_at_ + spec_.side.size() * static_cast<size_t>(in_features() / 64) * kTileBytes;
   arrivals_at_ = align(norm_at_ + static_cast<size_t>(spec_.norm_width) * sizeof(float));
-  end_ = align(arrivals_at_ + kArrivals * sizeof(int32_t));
+  end_ = align(arrivals_at_ + kNumArrivals * sizeof(int32_t));
 }
 
 int TileLayer::num_side_units() const {
@@ -136,43 +135,43 @@ void TileLayer::pack(const Sources& sources, ops::Buffer& packed, const Packers&
   for (size_t i = 0; i < spec_.side.size(); ++i)
     pack_weight(*sources.side[i], nullptr, packed.address() + side_at_ + i * static_cast<size_t>(side_blocks) * kTileBytes, 1, side_blocks);
   if (spec_.norm_width > 0) packers.pack_norm(stream, sources.norm, reinterpret_cast<float*>(packed.address() + norm_at_));
-  stream.fill_zero({&packed, arrivals_at_, DType::kI32, {kArrivals}});
+  stream.fill_zero({&packed, arrivals_at_, DType::kI32, {kNumArrivals}});
 }
 
-LinearPhase TileLayer::phase(const ops::Buffer& packed) const {
-  LinearPhase phase;
-  phase.weight = packed.address() + weight_at_;
-  if (is_e4m3()) phase.scale = reinterpret_cast<const float*>(packed.address() + scale_at_);
-  if (has_row_scale(spec_.parts[0].scheme)) phase.row_scale = reinterpret_cast<const float*>(packed.address() + row_scale_at_);
-  phase.tiles = tiles_;
-  phase.k_blocks = k_blocks();
-  phase.norm = norm(packed);
+LinearLayer TileLayer::linear(const ops::Buffer& packed) const {
+  LinearLayer linear;
+  linear.weight = packed.address() + weight_at_;
+  if (is_e4m3()) linear.scale = reinterpret_cast<const float*>(packed.address() + scale_at_);
+  if (has_row_scale(spec_.parts[0].scheme)) linear.row_scale = reinterpret_cast<const float*>(packed.address() + row_scale_at_);
+  linear.tiles = tiles_;
+  linear.k_blocks = k_blocks();
+  linear.norm = norm(packed);
   if (!spec_.side.empty()) {
-    phase.side.weight = packed.address() + side_at_;
-    phase.side.num_b = static_cast<int32_t>(spec_.side[0].out_features);
-    phase.side.num_a = static_cast<int32_t>(spec_.side[1].out_features);
+    linear.side.weight = packed.address() + side_at_;
+    linear.side.num_b = static_cast<int32_t>(spec_.side[0].out_features);
+    linear.side.num_a = static_cast<int32_t>(spec_.side[1].out_features);
   }
   int tile = 0;
   for (size_t i = 0; i < (spec_.gate_and_up ? 1 : spec_.parts.size()); ++i) {
-    phase.segments[i].first_tile = tile;
-    phase.segments[i].features = static_cast<int32_t>(spec_.parts[i].out_features);
-    phase.num_segments = static_cast<int32_t>(i + 1);
+    linear.segments[i].first_tile = tile;
+    linear.segments[i].features = static_cast<int32_t>(spec_.parts[i].out_features);
+    linear.num_segments = static_cast<int32_t>(i + 1);
     tile += part_tiles(i);
   }
-  return phase;
+  return linear;
 }
 
-LinearPhase TileLayer::side_phase(const ops::Buffer& packed) const {
-  LinearPhase phase;
-  phase.weight = packed.address() + side_at_;
-  phase.tiles = static_cast<int32_t>(spec_.side.size());
-  phase.k_blocks = static_cast<int32_t>(in_features() / 64);
+LinearLayer TileLayer::side_linear(const ops::Buffer& packed) const {
+  LinearLayer linear;
+  linear.weight = packed.address() + side_at_;
+  linear.tiles = static_cast<int32_t>(spec_.side.size());
+  linear.k_blocks = static_cast<int32_t>(in_features() / 64);
   for (size_t i = 0; i < spec_.side.size(); ++i) {
-    phase.segments[i].first_tile = static_cast<int32_t>(i);
-    phase.segments[i].features = static_cast<int32_t>(spec_.side[i].out_features);
+    linear.segments[i].first_tile = static_cast<int32_t>(i);
+    linear.segments[i].features = static_cast<int32_t>(spec_.side[i].out_features);
   }
-  phase.num_segments = phase.tiles;
-  return phase;
+  linear.num_segments = linear.tiles;
+  return linear;
 }
 
 }  // namespace quern::cuda::sm90

@@ -48,9 +48,9 @@ class TileLayer {
   void pack(const Sources& sources, ops::Buffer& packed, const Packers& packers, Stream& stream) const;
 
   /// Everything but input, outputs and epilogue; one segment a part.
-  [[nodiscard]] LinearPhase phase(const ops::Buffer& packed) const;
+  [[nodiscard]] LinearLayer linear(const ops::Buffer& packed) const;
   /// The side rows as a layer of their own, for prompt rows.
-  [[nodiscard]] LinearPhase side_phase(const ops::Buffer& packed) const;
+  [[nodiscard]] LinearLayer side_linear(const ops::Buffer& packed) const;
   [[nodiscard]] int32_t* arrivals(const ops::Buffer& packed) const { return reinterpret_cast<int32_t*>(packed.address() + arrivals_at_); }
   [[nodiscard]] const float* norm(const ops::Buffer& packed) const {
     return spec_.norm_width == 0 ? nullptr : reinterpret_cast<const float*>(packed.address() + norm_at_);

@@ -2,6 +2,6 @@
 
 namespace quern::cuda::sm90 {
 
-QUERN_CHAIN(chain_resident, 8, true, true)
+QUERN_DECODE(decode_resident, 8, true, true)
 
 }  // namespace quern::cuda::sm90
