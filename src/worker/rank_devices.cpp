@@ -14,6 +14,15 @@ bool is_cpu(std::string_view name) { return name == "cpu" || name.starts_with("c
 /// Whether devices of this name are numbered.
 bool is_platform(std::string_view name) { return name == "cpu" || name == "cuda" || name == "opencl" || name == "opencl-emulated" || name == "cuda-emulated"; }
 
+/// The GPU that a name of CUDA's opens: its first without a number, and an emulated one is the GPU itself. Other names are themselves.
+std::string card(std::string_view name) {
+  for (const std::string_view platform : {"cuda-emulated", "cuda"}) {
+    if (name == platform) return "cuda:0";
+    if (name.starts_with(fmt::format("{}:", platform))) return fmt::format("cuda{}", name.substr(platform.size()));
+  }
+  return std::string(name);
+}
+
 std::vector<std::string> split(std::string_view list) {
   std::vector<std::string> names;
   for (;;) {
@@ -64,8 +73,10 @@ Result<std::vector<std::string>> rank_devices(std::string_view device, int32_t t
   }
   if (std::ssize(names) != num_ranks)
     return invalid_argument("--device names {} devices, but -tp {} -pp {} {} on {}", names.size(), tp_size, pp_size, num_ranks == 1 ? "runs" : "run", num_ranks);
-  for (const std::string& name : names)
-    if (std::count(names.begin(), names.end(), name) > 1 && (name.starts_with("cpu:") || name.starts_with("cuda:")))
+  std::vector<std::string> cards;
+  for (const std::string& name : names) cards.push_back(card(name));
+  for (const std::string& name : cards)
+    if (std::count(cards.begin(), cards.end(), name) > 1 && (name.starts_with("cpu:") || name.starts_with("cuda:")))
       return invalid_argument("--device {}: {} is named twice, and every rank needs a device of its own", device, name);
   return names;
 }

@@ -426,6 +426,8 @@ TEST(Plan, RefusesRanksThatCannotWorkTogether) {
   EXPECT_THAT(refusal("b60,b60,b60", 2, 1), HasSubstr("names 3 devices, but -tp 2 -pp 1 run on 2"));
   EXPECT_THAT(refusal("cuda:0,cuda:1", 1, 1), HasSubstr("names 2 devices, but -tp 1 -pp 1 runs on 1"));
   EXPECT_THAT(refusal("cuda:1,cuda:1", 2, 1), HasSubstr("cuda:1 is named twice"));
+  for (const char* same : {"cuda,cuda", "cuda,cuda:0", "cuda:0,cuda-emulated:0", "cuda-emulated,cuda", "cuda-emulated:0,cuda-emulated:0"})
+    EXPECT_THAT(refusal(same, 2, 1), HasSubstr("cuda:0 is named twice")) << same;
   EXPECT_THAT(refusal("b60,b70", 2, 1), HasSubstr("same kind of device"));
   EXPECT_THAT(refusal("b60,h200", 1, 2), HasSubstr("two platforms"));
   EXPECT_THAT(refusal("cpu:0,,cpu:1", 3, 1), HasSubstr("a name is missing"));

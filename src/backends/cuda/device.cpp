@@ -247,6 +247,7 @@ Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
     marks.push_back(std::move(mark));
   }
   const auto copy_small = function<CopyPiece>("state_copy", "copy_small");
+  if (!copy_small && copy_small.error().code != ErrorCode::kUnsupported) return copy_small.error();
   return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(context_, stream, std::move(marks), options_.inspectable, copy_small ? *copy_small : Function<CopyPiece>{}));
 }
 

@@ -112,6 +112,8 @@ void Linears::launch_decode(Stream& stream, LinearLayer linear, bool e4m3, int64
   const int columns = kColumns[index], fixed = fixed_bytes(args.resident_blocks, args.rows, args.norm_floats, sums), per_stage = stage_bytes(columns, e4m3, resident);
   args.stages = std::min((max_shared_bytes_ - fixed) / per_stage, kMaxStages);
   args.linear = linear;
+  // What is launched behind this may begin at once (decision 0037), but finds no room before a block of this has ended, since each has nearly all of a multiprocessor's shared memory. Kernels that read a step's
+  // tables and states before they wait rely on that, and on the first launch of a step, which is no programmatic one: it waits for all of the step before.
   const Function<DecodeArgs>& function = resident ? resident_ : (e4m3 ? e4m3_ : bf16_).decode[index];
   stream.launch(function,
                 {.grid = {static_cast<unsigned>(num_sms_)},

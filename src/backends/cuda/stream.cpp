@@ -201,6 +201,7 @@ void Stream::copy_to_device(const void* source, const ops::TensorView& destinati
   const size_t size = destination.size_bytes();
   const bool page_locked = context_->is_page_locked(source, size);
   if (page_locked && copy_by_kernel(source, destination.data<void>(), size)) return;
+  follows_kernel_ = false;
   if (page_locked) succeeded(context_->driver.copy_to_device(address_of(destination), source, size, handle_), "a copy to the device");
   const bool parallel = !page_locked && size >= kParallelBytes && num_loading_threads() > 1;
   if (parallel) copy_in_parallel(from, address_of(destination), size);
@@ -221,9 +222,11 @@ void Stream::copy_to_host(const ops::TensorView& source, void* destination) {
   const size_t size = source.size_bytes();
   if (context_->is_page_locked(destination, size)) {
     if (copy_by_kernel(source.data<void>(), destination, size)) return;
+    follows_kernel_ = false;
     succeeded(context_->driver.copy_to_host(destination, address_of(source), size, handle_), "a copy to the host");
     return;
   }
+  follows_kernel_ = false;
   if (!download_memory_) {
     auto memory = PinnedMemory::allocate(context_, kDownloadBytes);
     if (!memory) {
