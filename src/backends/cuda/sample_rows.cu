@@ -1,5 +1,5 @@
 #include "backends/cuda/async.cuh"
-#include "backends/cuda/sample.cuh"
+#include "backends/cuda/sample_block.cuh"
 
 // A block a row of logits, for GPUs whose blocks cannot share one (sample_sm90.cu). A block reads its row from the L2 cache as often as it needs to. Every row of a step is drawn at the same time, since
 // a verify's rows are only reached by tokens that equal the drafts before them; sample_rows_advance then walks through each run's draws. Sums are over integers, or in the order of threads. Nothing is
@@ -9,8 +9,8 @@ namespace quern::cuda {
 
 namespace {
 
-constexpr int kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kBins = 2048, kBinsEach = kBins / kThreads;
+constexpr int kThreads = kSampleThreads, kWarps = kThreads / 32;
+constexpr int kBinsEach = kBins / kThreads;
 constexpr int kListed = 512;       // tokens of a bin that are compared with one another
 constexpr float kBinsPerNat = 64;  // of the first histogram, in logits or, at temperatures above 1, in logits over the temperature
 constexpr int kPieceBits = 12, kPieces = 4;  // of a weight, which has 45 bits; a block adds up to 2^20 of them
@@ -90,64 +90,6 @@ struct Shared {
   float unbiased[ops::kMaxLogitBias];
 };
 static_assert(sizeof(Shared) <= kSampleRowsSharedBytes);
-
-/// The largest key of the block, in every thread; 0 where there is none.
-__device__ uint64_t block_max(uint64_t key, Shared& s) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    const uint64_t other = __shfl_xor_sync(kAllLanes, key, distance);
-    key = other > key ? other : key;
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) s.keys[threadIdx.x / 32] = key;
-  __syncthreads();
-  key = s.keys[threadIdx.x % 32];
-  for (int distance = 16; distance > 0; distance /= 2) {
-    const uint64_t other = __shfl_xor_sync(kAllLanes, key, distance);
-    key = other > key ? other : key;
-  }
-  return key;
-}
-__device__ double block_total(double x, Shared& s) {
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) s.sums[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = s.sums[threadIdx.x % 32];
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
-  return x;
-}
-
-/// How a histogram sorts tokens, the most likely ones to bin 0: by their distance to the best one, then the tokens of one bin by their place in it, then, if they are still too many, by the digits of
-/// their keys.
-struct Level {
-  float best, per_logit;
-  int depth = 0;
-  int chosen[2] = {};
-  uint64_t known = 0, prefix = 0;
-
-  __device__ int shift() const { return depth == 7 ? 0 : 53 - 11 * (depth - 2); }
-  /// -1: the histogram is not about this token.
-  __device__ int bin(float x, int id) const {
-    const float distance = __fmul_rn(__fsub_rn(best, x), per_logit);
-    const int first = min(kBins - 1, __float2int_rz(distance));
-    if (depth == 0) return first;
-    if (first != chosen[0]) return -1;
-    const int second = min(kBins - 1, __float2int_rz(__fmul_rn(__fsub_rn(distance, static_cast<float>(first)), static_cast<float>(kBins))));
-    if (depth == 1) return second;
-    if (second != chosen[1]) return -1;
-    const uint64_t key = key_of(x, id);
-    return (key & known) == prefix ? kBins - 1 - static_cast<int>(key >> shift() & (kBins - 1)) : -1;
-  }
-  __device__ void descend(int bin) {
-    if (depth < 2) {
-      chosen[depth] = bin;
-    } else {
-      prefix |= static_cast<uint64_t>(kBins - 1 - bin) << shift();
-      known |= static_cast<uint64_t>(kBins - 1) << shift();
-    }
-    ++depth;
-  }
-};
 
 /// Fills the histogram of the row.
 __device__ __noinline__ void count_bins(Level level, bool weighted, float temperature, Shared& s) {

@@ -1,7 +1,7 @@
 #include <cooperative_groups.h>
 
 #include "backends/cuda/async.cuh"
-#include "backends/cuda/sample.cuh"
+#include "backends/cuda/sample_block.cuh"
 
 // A cluster of eight blocks a row of logits: each keeps an eighth of the row in shared memory, so that the row is read once. Every row of a
 // step is drawn as if the others were not there, since a verify's rows are only reached by tokens that equal the drafts before them;
@@ -17,8 +17,8 @@ namespace quern::cuda {
 
 namespace {
 
-constexpr int kCluster = kSampleCluster, kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kBins = 2048, kOwnBins = kBins / kCluster;
+constexpr int kCluster = kSampleCluster, kThreads = kSampleThreads, kWarps = kThreads / 32;
+constexpr int kOwnBins = kBins / kCluster;
 constexpr int kListed = 512;       // tokens of a bin that are compared with one another
 constexpr float kBinsPerNat = 64;  // of the first histogram, in logits or, at temperatures above 1, in logits over the temperature
 constexpr int kMaxGroups = (kMaxSampleSlice / 4 + kThreads - 1) / kThreads;  // of four tokens of a thread
@@ -175,68 +175,11 @@ struct Cluster {
   }
 };
 
-/// The largest key of the block, in every thread; 0 where there is none.
-__device__ uint64_t block_max(uint64_t key, Shared& s) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    const uint64_t other = __shfl_xor_sync(kAllLanes, key, distance);
-    key = other > key ? other : key;
-  }
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) s.keys[threadIdx.x / 32] = key;
-  __syncthreads();
-  key = s.keys[threadIdx.x % 32];
-  for (int distance = 16; distance > 0; distance /= 2) {
-    const uint64_t other = __shfl_xor_sync(kAllLanes, key, distance);
-    key = other > key ? other : key;
-  }
-  return key;
-}
-__device__ double block_total(double x, Shared& s) {
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) s.sums[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = s.sums[threadIdx.x % 32];
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
-  return x;
-}
 __device__ uint64_t largest(const Part* parts) {
   uint64_t key = 0;
   for (int r = 0; r < kCluster; ++r) key = parts[r].key > key ? parts[r].key : key;
   return key;
 }
-
-/// How a histogram sorts tokens, the most likely ones to bin 0: by their distance to the best one, then the tokens of one bin by their
-/// place in it, then, if they are still too many, by the digits of their keys.
-struct Level {
-  float best, per_logit;
-  int depth = 0;
-  int chosen[2] = {};
-  uint64_t known = 0, prefix = 0;
-
-  __device__ int shift() const { return depth == 7 ? 0 : 53 - 11 * (depth - 2); }
-  /// -1: the histogram is not about this token.
-  __device__ int bin(float x, int id) const {
-    const float distance = __fmul_rn(__fsub_rn(best, x), per_logit);
-    const int first = min(kBins - 1, __float2int_rz(distance));
-    if (depth == 0) return first;
-    if (first != chosen[0]) return -1;
-    const int second = min(kBins - 1, __float2int_rz(__fmul_rn(__fsub_rn(distance, static_cast<float>(first)), static_cast<float>(kBins))));
-    if (depth == 1) return second;
-    if (second != chosen[1]) return -1;
-    const uint64_t key = key_of(x, id);
-    return (key & known) == prefix ? kBins - 1 - static_cast<int>(key >> shift() & (kBins - 1)) : -1;
-  }
-  __device__ void descend(int bin) {
-    if (depth < 2) {
-      chosen[depth] = bin;
-    } else {
-      prefix |= static_cast<uint64_t>(kBins - 1 - bin) << shift();
-      known |= static_cast<uint64_t>(kBins - 1) << shift();
-    }
-    ++depth;
-  }
-};
 
 /// Fills the histogram of the whole row.
 __device__ void count_bins(const Slice& slice, const Level& level, bool weighted, float temperature, Cluster& c) {
