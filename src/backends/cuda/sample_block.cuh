@@ -2,7 +2,7 @@
 
 #include "backends/cuda/sample.cuh"
 
-// What blocks of 1,024 threads that sample rows of logits have in common, a block a row (sample_rows.cu) or a cluster (sample_sm90.cu): the best of what threads have, their sum, and the bins of a histogram.
+// What blocks of 1,024 threads that sample rows of logits have in common, a block a row (sample_rows.cu) or a cluster (sample_sm90.cu): the best of what threads have, their sum, the bins of a histogram, and the token at which a count or weight is reached.
 
 namespace quern::cuda {
 
@@ -69,5 +69,23 @@ struct Level {
     ++depth;
   }
 };
+
+/// Of `count` tokens, a thread each, the one at which their number in the order of their keys, or their weight, reaches `wanted`: its thread leaves it in s.answer, with the weight up to it and `weight_before`.
+template <class Shared>
+__device__ void answer_among(const uint64_t* keys, const uint64_t* weights, int count, bool by_weight, uint64_t wanted, bool weighted, uint64_t weight_before, Shared& s) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread >= count) return;
+  const uint64_t mine = keys[thread], own_weight = weighted ? weights[thread] : 0;
+  uint64_t larger = 0, larger_weight = 0;
+  for (int i = 0; i < count; ++i)
+    if (keys[i] > mine) {
+      ++larger;
+      if (weighted) larger_weight += weights[i];
+    }
+  if (by_weight ? larger_weight < wanted && larger_weight + own_weight >= wanted : larger + 1 == wanted) {
+    s.answer = mine;
+    s.answer_weight = weight_before + larger_weight + own_weight;
+  }
+}
 
 }  // namespace quern::cuda

@@ -321,19 +321,7 @@ __device__ __noinline__ Selected select(float best, float per_logit, bool by_wei
   const int count = list(slice, c, [&](float x, int id) { return level.bin(x, id) == place.bin; });
   if (weighted && thread < count) s.all_weights[thread] = weight_of(logit_of(s.all[thread]), level.best, temperature);
   __syncthreads();
-  if (thread < count) {
-    const uint64_t mine = s.all[thread], own_weight = weighted ? s.all_weights[thread] : 0;
-    uint64_t larger = 0, larger_weight = 0;
-    for (int i = 0; i < count; ++i)
-      if (s.all[i] > mine) {
-        ++larger;
-        if (weighted) larger_weight += s.all_weights[i];
-      }
-    if (by_weight ? larger_weight < wanted && larger_weight + own_weight >= wanted : larger + 1 == wanted) {
-      s.answer = mine;
-      s.answer_weight = weight_before + larger_weight + own_weight;
-    }
-  }
+  answer_among(s.all, s.all_weights, count, by_weight, wanted, weighted, weight_before, s);
   __syncthreads();
   return {s.answer, s.answer_weight, refilled};
 }
