@@ -113,6 +113,7 @@ Json bench_environment(const worker::ExecutionPlan& plan) {
           {"device", plan.traits.name},
           {"activation_dtype", dtype_name(plan.activation)},
           {"kv_cache_dtype", dtype_name(plan.kv)},
+          {"ring_dtype", dtype_name(plan.ring)},
           {"max_model_len", plan.limits.max_model_len},
           {"max_num_seqs", plan.limits.num_slots},
           {"max_num_batched_tokens", plan.limits.max_rows}};

@@ -14,6 +14,7 @@ namespace {
 using weights::LoadFormat;
 using worker::KvCacheDType;
 using worker::ModelDType;
+using worker::RingDType;
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 
@@ -46,6 +47,14 @@ Setter to_kv_dtype(KvCacheDType& target) {
   const Setter as_word =
       to_choice<KvCacheDType>(target, {{"auto", KvCacheDType::kAuto}, {"bfloat16", KvCacheDType::kBFloat16}, {"fp8", KvCacheDType::kFp8}});
   Setter setter = [as_word](std::string_view text) -> Result<void> { return as_word(text == "fp8_e4m3" ? "fp8" : text); };
+  setter.words = as_word.words;
+  return setter;
+}
+
+Setter to_ring_dtype(RingDType& target) {
+  const Setter as_word =
+      to_choice<RingDType>(target, {{"auto", RingDType::kAuto}, {"bfloat16", RingDType::kBFloat16}, {"float32", RingDType::kFloat32}});
+  Setter setter = [as_word](std::string_view text) -> Result<void> { return as_word(text == "float" ? "float32" : text); };
   setter.words = as_word.words;
   return setter;
 }
@@ -107,6 +116,7 @@ OptionGroup model_group(ModelOptions& o) {
           {"--dtype", "TYPE", "Activations: auto (bfloat16), bfloat16 or float32", to_dtype(o.worker.dtype)},
           {"-q,--quantization", "SCHEME", "fp8: quantize a BF16 checkpoint while loading", to_quantization(o)},
           {"--kv-cache-dtype", "TYPE", "auto, bfloat16 or fp8 (fp8_e4m3)", to_kv_dtype(o.worker.kv_cache_dtype)},
+          {"--gdn-ring-dtype", "TYPE", "Rows that Gated DeltaNet keeps beside its state: auto (the type of activations), bfloat16 or float32", to_ring_dtype(o.worker.ring_dtype)},
           {"--activation-scheme", "SCHEME", "Activations that meet FP8 weights: auto (FP8 where the device multiplies it), or none: they stay as they are",
            to_choice<bool>(o.worker.quantize_activations, {{"auto", true}, {"none", false}})},
           {"--strict", "", "Unknown tensors in the checkpoint are errors", to_flag(o.worker.load.strict)},

@@ -19,8 +19,8 @@ void log_rank(const worker::ExecutionPlan& plan, const worker::RankPlan& rank) {
 
 void log_plan(const worker::ExecutionPlan& plan) {
   const worker::MemoryPlan& memory = plan.memory;
-  log_info("{} on {} ({}), activations {}, KV {}", plan.config.name, plan.options.device, plan.traits.name, dtype_name(plan.activation),
-           dtype_name(plan.kv));
+  log_info("{} on {} ({}), activations {}, KV {}, ring {}", plan.config.name, plan.options.device, plan.traits.name, dtype_name(plan.activation),
+           dtype_name(plan.kv), dtype_name(plan.ring));
   for (const worker::RankPlan& rank : plan.ranks)
     if (plan.ranks.size() > 1) log_rank(plan, rank);
   log_info("memory: weights {}, workspace {}, state and rings {}, KV {}; {} of {} in all", format_bytes(memory.weights_bytes),

@@ -25,7 +25,7 @@ std::string text_of(const std::optional<T>& value) { return value ? fmt::format(
 
 /// What has to be the same in all processes for their plans to be. Every member of the options stands in the binding: one that is added does not compile until it is here, too.
 Facts facts_of(const WorkerOptions& options, std::string_view build, uint64_t checkpoint) {
-  const auto& [model_dir, device, load, dtype, kv_cache_dtype, max_model_len, max_num_seqs, max_num_batched_tokens, max_logit_rows, k_max, draft_head, num_snapshots, host_cache_bytes, memory_utilization,
+  const auto& [model_dir, device, load, dtype, kv_cache_dtype, ring_dtype, max_model_len, max_num_seqs, max_num_batched_tokens, max_logit_rows, k_max, draft_head, num_snapshots, host_cache_bytes, memory_utilization,
                kv_cache_memory_bytes, tp_size, pp_size, collective, collective_timeout, step_timeout, wrap_stream, quantize_activations, enforce_eager, max_recorded_steps, num_threads, kernels] = options;
   const auto& [format, quantize_fp8, with_mtp, strict, dummy_seed] = load;
   static_cast<void>(model_dir), static_cast<void>(device), static_cast<void>(num_threads);  // each host's own
@@ -40,6 +40,7 @@ Facts facts_of(const WorkerOptions& options, std::string_view build, uint64_t ch
           {"the seed of dummy weights", fmt::format("{}", dummy_seed)},
           {"--dtype", fmt::format("{}", static_cast<int>(dtype))},
           {"--kv-cache-dtype", fmt::format("{}", static_cast<int>(kv_cache_dtype))},
+          {"--gdn-ring-dtype", fmt::format("{}", static_cast<int>(ring_dtype))},
           {"--max-model-len", fmt::format("{}", max_model_len)},
           {"--max-num-seqs", fmt::format("{}", max_num_seqs)},
           {"--max-num-batched-tokens", fmt::format("{}", max_num_batched_tokens)},
@@ -68,7 +69,7 @@ Facts facts_of(const ExecutionPlan& plan) {
   const WorkerLimits& l = plan.limits;
   facts.emplace_back("the plan's limits", fmt::format("{} sequences, {} blocks, {} snapshots, {} and {} in host memory, {} tokens, {} rows", l.num_slots, l.num_blocks, l.num_snapshots, l.num_host_blocks,
                                                       l.num_host_snapshots, l.max_model_len, l.max_rows));
-  facts.emplace_back("the plan's types", fmt::format("{}, {}", dtype_name(plan.activation), dtype_name(plan.kv)));
+  facts.emplace_back("the plan's types", fmt::format("{}, {}, {}", dtype_name(plan.activation), dtype_name(plan.kv), dtype_name(plan.ring)));
   return facts;
 }
 

@@ -8,7 +8,7 @@ namespace quern::worker {
 
 /// What all problems of one plan share.
 struct Numerics {
-  DType activation = DType::kBF16, kv = DType::kBF16, ring = DType::kF32;
+  DType activation = DType::kBF16, kv = DType::kBF16, ring = DType::kBF16;
   int32_t k_max = 0;
   bool draft_head = false;  // an FP8 copy of lm_head
 };

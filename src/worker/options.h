@@ -18,6 +18,7 @@ enum class ModelDType : uint8_t { kAuto, kBFloat16, kFloat32 };
 /// What the MTP head's drafts are picked with: lm_head itself, or an FP8 copy, which is read in half the time or less.
 enum class DraftHead : uint8_t { kAuto, kFp8, kModel };
 enum class KvCacheDType : uint8_t { kAuto, kBFloat16, kFp8 };
+enum class RingDType : uint8_t { kAuto, kBFloat16, kFloat32 };
 
 /// So many kinds of step are kept recorded: device memory that is planned with what the driver takes.
 inline constexpr int32_t kMaxRecordedSteps = 96;
@@ -29,6 +30,7 @@ struct WorkerOptions {
   weights::LoadOptions load;
   ModelDType dtype = ModelDType::kAuto;               // auto: bf16
   KvCacheDType kv_cache_dtype = KvCacheDType::kAuto;  // auto: the activation dtype, or fp8 where the checkpoint declares it
+  RingDType ring_dtype = RingDType::kAuto;            // of keys and updates since the last boundary; auto: the activation dtype
   int32_t max_model_len = 0;           // 0: the model's, or as much as fits
   int32_t max_num_seqs = 0;            // 0: 64, or as many as fit
   int32_t max_num_batched_tokens = 0;  // 0: 2048 (CPU: 512)

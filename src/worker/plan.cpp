@@ -44,7 +44,15 @@ Result<Numerics> choose_numerics(const WorkerOptions& options, const weights::In
       n.kv = DType::kBF16;
       break;
   }
-  n.ring = DType::kF32;
+  switch (options.ring_dtype) {
+    case RingDType::kAuto: n.ring = n.activation; break;
+    case RingDType::kFloat32: n.ring = DType::kF32; break;
+    case RingDType::kBFloat16:
+      if (n.activation == DType::kF32)
+        return invalid_argument("--gdn-ring-dtype bfloat16 with --dtype float32: the ring holds what the model computes; use auto or float32");
+      n.ring = DType::kBF16;
+      break;
+  }
   return n;
 }
 
@@ -141,9 +149,7 @@ double decode_bytes(const RankPlan& rank, const Sizes& sizes) {
     if (name == "embed_tokens.weight" && !(rank.config.tie_word_embeddings && rank.shard.last_stage())) continue;
     bytes += static_cast<double>(linear.packed_bytes());
   }
-  bytes += static_cast<double>(sizes.num_linear_layers * sizes.state_elements * 4);
-  bytes += static_cast<double>(sizes.block_bytes) * 1024 / ops::kGrid;
-  return bytes;
+  return bytes + sizes.decode_bytes(1024);
 }
 
 /// The layers of each stage, from the largest share of each layer.
@@ -161,7 +167,7 @@ std::vector<Range> choose_stages(const ExecutionPlan& plan, const std::vector<op
       bytes += static_cast<double>(linear.packed_bytes()) / options.tp_size;
     }
     const Sizes sizes(part, shard, numerics, false);
-    bytes += static_cast<double>(sizes.num_linear_layers * sizes.state_elements * 4) + static_cast<double>(sizes.block_bytes) * 1024 / ops::kGrid;
+    bytes += sizes.decode_bytes(1024);
     costs.layer_bytes.push_back(bytes);
   }
   for (const auto& [name, linear] : plan.inventory.linears) {

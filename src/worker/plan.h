@@ -89,7 +89,7 @@ struct ExecutionPlan {
   ops::DeviceTraits traits;        // of the first rank
   bool with_mtp = false;
   bool draft_head = false;         // there is an FP8 copy of lm_head for drafts
-  DType activation = DType::kBF16, kv = DType::kBF16, ring = DType::kF32;
+  DType activation = DType::kBF16, kv = DType::kBF16, ring = DType::kBF16;
   std::vector<OpChoice> choices;       // one per op and problem
   std::vector<SchemeTotal> schemes;
   MemoryPlan memory;                   // of the rank with the least to spare

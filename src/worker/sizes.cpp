@@ -26,6 +26,7 @@ Sizes::Sizes(const model::ModelConfig& c, const Shard& shard, const Numerics& n,
   ring_g_elements = ring_rows * c.linear_num_value_heads;
 
   state_slot_bytes = static_cast<uint64_t>(num_linear_layers * (state_elements * 4 + 3 * channels * activation) + boundary_hidden * activation);
+  ring_row_bytes = static_cast<uint64_t>(num_linear_layers * (ring_k_elements + ring_u_elements) / ring_rows * ring);
   ring_slot_bytes = static_cast<uint64_t>(
       num_linear_layers * ((ring_k_elements + ring_u_elements) * ring + ring_g_elements * 4 + window_columns * channels * activation) +
       hidden_window * c.hidden_size * activation);
@@ -38,6 +39,11 @@ Sizes::Sizes(const model::ModelConfig& c, const Shard& shard, const Numerics& n,
   gdn_scratch = channels + 2 * value_width + 2 * round_up(c.linear_num_value_heads, 16);       // qkv, z, output, b, a
   mlp_scratch = c.intermediate_size;
   scratch_elements = std::max({attention_scratch, gdn_scratch, mlp_scratch});
+}
+
+double Sizes::decode_bytes(int64_t context) const {
+  const auto states = static_cast<double>(num_linear_layers * state_elements * 4);
+  return states + static_cast<double>(ring_row_bytes) * ops::kGrid / 2 + static_cast<double>(block_bytes) * static_cast<double>(context) / ops::kGrid;
 }
 
 }  // namespace quern::worker

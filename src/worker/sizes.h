@@ -30,9 +30,12 @@ struct Sizes {
   uint64_t sampler_slot_bytes;   // parameters, counts, prompt marks, small tables
   uint64_t snapshot_bytes;       // of one snapshot: as state_slot_bytes
   uint64_t block_bytes;          // KV of 64 tokens, all layers
+  uint64_t ring_row_bytes;       // k and u of a row, all layers
   /// Elements of one row in the scratch that attention, GDN and MLP take turns with.
   int64_t attention_scratch, gdn_scratch, mlp_scratch, scratch_elements;
 
+  /// What a sequence's decode row reads beside weights: states, rings that are half full as they are on average, keys and values of `context` tokens.
+  [[nodiscard]] double decode_bytes(int64_t context) const;
   [[nodiscard]] uint64_t slot_bytes() const { return state_slot_bytes + ring_slot_bytes + sampler_slot_bytes; }
 };
 

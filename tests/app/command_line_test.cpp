@@ -90,6 +90,7 @@ TEST(CommandLine, RefusesValuesAndNamesTheirOption) {
   EXPECT_THAT(Sample({"serve", "m", "--max-num-seqs", "0"}).message(), HasSubstr("--max-num-seqs: 0 is not in the range"));
   EXPECT_THAT(Sample({"serve", "m", "--max-num-seqs", "-3"}).message(), HasSubstr("--max-num-seqs: -3 is not in the range"));
   EXPECT_THAT(Sample({"serve", "m", "--kv-cache-dtype", "int8"}).message(), HasSubstr("auto, bfloat16, fp8"));
+  EXPECT_THAT(Sample({"serve", "m", "--gdn-ring-dtype", "fp8"}).message(), HasSubstr("auto, bfloat16, float32"));
   EXPECT_THAT(Sample({"serve", "m", "--kernel", "attention"}).message(), HasSubstr("OP=CANDIDATE"));
   EXPECT_THAT(Sample({"serve", "m", "--gpu-memory-utilization", "1.5"}).message(), HasSubstr("0.01 to 1"));
   EXPECT_THAT(Sample({"serve", "m", "--quantization", "awq"}).message(), HasSubstr("fp8"));
@@ -108,6 +109,8 @@ TEST(CommandLine, TakesRanksUnderVllmsNames) {
 
 TEST(CommandLine, TakesVllmsSpellings) {
   EXPECT_EQ(Sample({"serve", "m", "--kv-cache-dtype", "fp8_e4m3"}).model.worker.kv_cache_dtype, worker::KvCacheDType::kFp8);
+  for (const auto& [word, type] : {std::pair{"auto", worker::RingDType::kAuto}, {"bfloat16", worker::RingDType::kBFloat16}, {"float32", worker::RingDType::kFloat32}, {"float", worker::RingDType::kFloat32}})
+    EXPECT_EQ(Sample({"serve", "m", "--gdn-ring-dtype", word}).model.worker.ring_dtype, type) << word;
   EXPECT_EQ(Sample({"serve", "m", "--max-model-len", "auto"}).model.worker.max_model_len, 0);
   EXPECT_EQ(Sample({"serve", "m", "--max-model-len", "-1"}).model.worker.max_model_len, 0);
   EXPECT_TRUE(Sample({"serve", "m", "-q", "fp8"}).model.worker.load.quantize_fp8);

@@ -26,6 +26,7 @@ TEST(Memory, DevicesAllocateWhatIsPlannedToTheByte) {
       SCOPED_TRACE(::testing::Message() << "fp8 KV " << fp8_kv << ", MTP " << with_mtp);
       WorkerOptions options;
       if (fp8_kv) options.kv_cache_dtype = KvCacheDType::kFp8;
+      if (fp8_kv != with_mtp) options.ring_dtype = RingDType::kFloat32;
       options.load.with_mtp = with_mtp;
       options.num_snapshots = fp8_kv ? 3 : 0;
       TestRunner runner(tiny_fp8(), options);

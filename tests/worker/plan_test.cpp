@@ -130,8 +130,30 @@ TEST(Plan, CountsKvOfTheAttentionLayersOnlyAndTheRingOfEverySequence) {
   const auto plan = plan_27b("config.fp8.json", "h200", options);
   ASSERT_OK(plan);
   EXPECT_EQ(plan->memory.block_bytes, 65536u * 64);  // 64 KiB a token
-  EXPECT_NEAR(static_cast<double>(plan->memory.ring_bytes / plan->limits.num_slots) / (1 << 20), 104 + 7.5, 2);
+  EXPECT_NEAR(static_cast<double>(plan->memory.ring_bytes / plan->limits.num_slots) / (1 << 20), 52 + 7.5, 2);
   EXPECT_NEAR(static_cast<double>(plan->memory.state_bytes / plan->limits.num_slots) / (1 << 20), 144 + 2.8, 1);
+}
+
+TEST(Plan, KeepsRingsInTheTypeOfActivationsUnlessFloatIsAskedFor) {
+  const auto planned = [](ModelDType dtype, RingDType ring) {
+    WorkerOptions options;
+    options.dtype = dtype;
+    options.ring_dtype = ring;
+    return plan_27b("config.fp8.json", "h200", options);
+  };
+  const auto usual = planned(ModelDType::kAuto, RingDType::kAuto), wide = planned(ModelDType::kBFloat16, RingDType::kFloat32);
+  ASSERT_OK(usual);
+  ASSERT_OK(wide);
+  EXPECT_EQ(usual->ring, DType::kBF16);
+  EXPECT_EQ(wide->ring, DType::kF32);
+  ASSERT_EQ(usual->limits.num_slots, wide->limits.num_slots);
+  // 69 rows of 16 keys and 48 updates of 128, in 48 layers.
+  EXPECT_EQ(wide->memory.ring_bytes - usual->memory.ring_bytes, uint64_t(usual->limits.num_slots) * 48 * 69 * (16 + 48) * 128 * 2);
+  EXPECT_GT(usual->memory.kv_bytes, wide->memory.kv_bytes);
+  EXPECT_EQ(wide->decode_bytes_per_token - usual->decode_bytes_per_token, 48.0 * 32 * (16 + 48) * 128 * 2) << "half a ring is read";
+  EXPECT_EQ(planned(ModelDType::kBFloat16, RingDType::kBFloat16)->ring, DType::kBF16);
+  for (const RingDType ring : {RingDType::kAuto, RingDType::kFloat32}) EXPECT_EQ(planned(ModelDType::kFloat32, ring)->ring, DType::kF32);
+  EXPECT_THAT(planned(ModelDType::kFloat32, RingDType::kBFloat16).error().message, HasSubstr("--gdn-ring-dtype bfloat16 with --dtype float32"));
 }
 
 TEST(Plan, ExpectsTheDecodeSpeedThatWasMeasured) {

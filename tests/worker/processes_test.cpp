@@ -242,6 +242,7 @@ TEST(Processes, SayInOneSentenceWhatTheyDifferIn) {
   };
   for (const Case& c : {Case{"sequences", [](WorkerOptions& o) { o.max_num_seqs = 8; }, {"process 1 (host1) differs from process 0 (host0)", "--max-num-seqs 8 there and 4 here"}},
                         Case{"two options", [](WorkerOptions& o) { o.enforce_eager = true, o.max_model_len = 128; }, {"--enforce-eager yes there and no here", "--max-model-len 128 there and 256 here"}},
+                        Case{"types", [](WorkerOptions& o) { o.ring_dtype = RingDType::kFloat32; }, {"--gdn-ring-dtype"}},
                         Case{"devices", [](WorkerOptions& o) { o.device = "cpu:0,cpu:1"; }, {"process 1 (host1)", "--device names 2 devices, but -tp 1"}},
                         Case{"ranks", [](WorkerOptions& o) { o.tp_size = 2; }, {"-tp 2 there and 1 here"}},
                         Case{"stages", [](WorkerOptions& o) { o.pp_size = 3; }, {"process 1 (host1)", "-pp 3 in 2 processes"}},

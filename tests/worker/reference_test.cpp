@@ -115,13 +115,13 @@ std::vector<int32_t> positions_of(const Json& want) {
 }
 
 /// The references know no quantised activations.
-void check_reference(const Reference& reference, Scheme scheme, ModelDType dtype, std::initializer_list<int32_t> chunks, const Layout& layout = {}) {
+void check_reference(const Reference& reference, Scheme scheme, ModelDType dtype, std::initializer_list<int32_t> chunks, const Layout& layout = {}, RingDType ring = RingDType::kAuto) {
   const Json& file = expected(reference);
   const Json& want = scheme_of(file, scheme);
   const auto tokens = file["tokens"].get<std::vector<int32_t>>();
   const Json* ids = reference.has_logit_ids ? &file["logit_ids"] : nullptr;
 
-  TestRunner runner(checkpoint(reference, scheme), {.dtype = dtype, .tp_size = layout.tp_size, .pp_size = layout.pp_size, .quantize_activations = false});
+  TestRunner runner(checkpoint(reference, scheme), {.dtype = dtype, .ring_dtype = ring, .tp_size = layout.tp_size, .pp_size = layout.pp_size, .quantize_activations = false});
   ASSERT_TRUE(runner.ready());
   for (const int32_t chunk : chunks) {
     SCOPED_TRACE(::testing::Message() << reference.name << " chunk " << chunk << ", tp " << layout.tp_size << ", pp " << layout.pp_size);
@@ -170,10 +170,12 @@ TEST(Reference, SecondBlockFp8WeightsInFloat32MeetTransformersForEveryChunk) {
 TEST(Reference, TinyInBfloat16MeetsTheBf16Bar) {
   check_reference(kTiny, Scheme::kBf16, ModelDType::kBFloat16, {7, 64});
   check_reference(kTiny, Scheme::kFp8Block, ModelDType::kBFloat16, {7, 64});
+  check_reference(kTiny, Scheme::kBf16, ModelDType::kBFloat16, {7, 64}, {}, RingDType::kFloat32);
 }
 TEST(Reference, SecondInBfloat16MeetsTheBf16Bar) {
   check_reference(kSecond, Scheme::kBf16, ModelDType::kBFloat16, {7, 64});
   check_reference(kSecond, Scheme::kFp8Block, ModelDType::kBFloat16, {7, 64});
+  check_reference(kSecond, Scheme::kBf16, ModelDType::kBFloat16, {7, 64}, {}, RingDType::kFloat32);
 }
 
 /// FP8 weights that meet FP8 activations. Rounding moves the logits, and where bf16 has moved a value across a tie it moves them elsewhere: after eight layers two such

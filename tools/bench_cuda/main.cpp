@@ -11,7 +11,7 @@
 // Linear layers of Qwen3.6-27B in block FP8 on one NVIDIA GPU: each alone and in sequence, decode and prompt rows, beside the read rate measured in the same run.
 // Then attention, gdn_mix and the sampler. Weights are random and of several layers, more than the L2 cache holds. Times are medians of events around recorded launches.
 //
-//   bench_cuda [--only linears,mixers,gdn_mix,attention,sample] [--rows N,N,...] [--kernel OP=CANDIDATE]... [--device NAME] [results.json]
+//   bench_cuda [--only linears,mixers,gdn_mix,attention,sample] [--rows N,N,...] [--gdn-ring-dtype bfloat16|float32] [--kernel OP=CANDIDATE]... [--device NAME] [results.json]
 
 namespace quern {
 namespace {
@@ -206,6 +206,9 @@ int main(int argc, char** argv) {
       for (const std::string& op : selection.ops) understood = understood && (op == "linears" || op == "gdn_mix" || op == "attention" || op == "sample");
     } else if (argument == "--rows") {
       for (const std::string& word : words(value)) selection.rows.push_back(std::atoi(word.c_str()));
+    } else if (argument == "--gdn-ring-dtype") {
+      understood = understood && (value == "bfloat16" || value == "float32");
+      selection.ring = value == "float32" ? quern::DType::kF32 : quern::DType::kBF16;
     } else if (argument == "--device" && !value.empty()) {
       device = value;
     } else if (argument == "--kernel" && equals != std::string_view::npos) {
@@ -215,7 +218,7 @@ int main(int argc, char** argv) {
     }
   }
   if (!understood) {
-    fmt::print(stderr, "usage: bench_cuda [--only linears,mixers,gdn_mix,attention,sample] [--rows N,N,...] [--kernel OP=CANDIDATE]... [--device NAME] [results.json]\n");
+    fmt::print(stderr, "usage: bench_cuda [--only linears,mixers,gdn_mix,attention,sample] [--rows N,N,...] [--gdn-ring-dtype bfloat16|float32] [--kernel OP=CANDIDATE]... [--device NAME] [results.json]\n");
     return 2;
   }
   return quern::run(file, device, selection, rules);

@@ -25,6 +25,7 @@ enum class Cursors {
 struct Step {
   std::vector<ops::RowRun> runs;
   ops::Rows rows;
+  int64_t ring_rows = 0;  // of all sequences, since their last boundaries
   Step(Bench& bench, int32_t num_runs, int32_t num_rows, int32_t cursor, ops::RowKind kind, const TensorView& block_tables, Cursors cursors = Cursors::kHalf,
        int32_t spread = 0) {
     std::vector<ops::RunEntry> entries(static_cast<size_t>(num_runs));
@@ -34,6 +35,7 @@ struct Step {
       const int32_t at = cursors == Cursors::kSpread ? chunk + (r + 64 - num_rows) % 64 : cursors == Cursors::kEnd ? chunk + 64 - num_rows : cursors == Cursors::kOverdue ? chunk + 1 : cursor + static_cast<int32_t>(int64_t{r} * spread / num_runs);
       slot_cursors.push_back(at);
       slot_boundaries.push_back(cursors == Cursors::kOverdue ? chunk - 64 : chunk);
+      ring_rows += at - slot_boundaries.back();
       runs.push_back({r, r * num_rows, num_rows, kind, kind == ops::RowKind::kPrompt || num_rows == 1});
       for (int32_t i = 0; i < num_rows; ++i) indices.push_back(at + i);
     }
@@ -68,7 +70,8 @@ std::unique_ptr<typename Op::Kernel> make(Bench& bench, const ops::SelectionRule
 
 class Mixers {
  public:
-  Mixers(Bench& bench, const Selection& selection, double read_limit, const ops::SelectionRules& rules, Json& results) : bench_(bench), selection_(selection), read_limit_(read_limit), rules_(rules), results_(results) {}
+  Mixers(Bench& bench, const Selection& selection, double read_limit, const ops::SelectionRules& rules, Json& results)
+      : bench_(bench), selection_(selection), read_limit_(read_limit), rules_(rules), results_(results) {}
 
   void gdn_mix() {
     ops::GdnMix::Problem problem;
@@ -77,6 +80,9 @@ class Mixers {
     problem.d_k = problem.d_v = kGdnDim;
     for (int32_t head = 0; head < kVHeads; ++head) problem.k_head.push_back(head / static_cast<int32_t>(kVHeads / kKHeads));
     problem.k_max = kDrafts;
+    problem.ring = selection_.ring;
+    results_["gdn_ring_dtype"] = dtype_name(selection_.ring);
+    fmt::print("gdn_mix: rings of {}\n", dtype_name(selection_.ring));
     const auto kernel = make<ops::GdnMix>(bench_, rules_, problem, results_);
     const int64_t channels = (2 * kKHeads + kVHeads) * kGdnDim;
     const auto packed = bench_.device().allocate(kernel->packed_bytes(), "weights").value();
@@ -175,8 +181,8 @@ class Mixers {
     for (int i = 0; i < kLayers; ++i) {
       ops::GdnStateView& s = states.emplace_back();
       s.state = bench_.tensor(DType::kF32, {runs, kVHeads, kGdnDim, kGdnDim});
-      s.ring_k = bench_.tensor(DType::kF32, {runs, ring, kKHeads, kGdnDim});
-      s.ring_u = bench_.tensor(DType::kF32, {runs, ring, kVHeads, kGdnDim});
+      s.ring_k = bench_.tensor(selection_.ring, {runs, ring, kKHeads, kGdnDim});
+      s.ring_u = bench_.tensor(selection_.ring, {runs, ring, kVHeads, kGdnDim});
       s.ring_g = bench_.tensor(DType::kF32, {runs, ring, kVHeads});
       s.conv_window = bench_.tensor(DType::kBF16, {runs, window, channels});
       s.boundary_columns = bench_.tensor(DType::kBF16, {runs, 3, channels});
@@ -189,8 +195,9 @@ class Mixers {
                              for (const ops::GdnStateView& state : states) kernel.enqueue(step.rows, in, packed, state, out, launch);
                            }) /
                            kLayers;
-    // The recurrent form's useful work: two products with the state and one update of it a row.
-    add(what, runs, kind, seconds, static_cast<double>(runs * kVHeads * kGdnDim * kGdnDim * 4), 6.0 * static_cast<double>(n * kVHeads * kGdnDim * kGdnDim), rows);
+    // States and what rings hold are read once. The recurrent form's useful work: two products with the state and one update of it a row.
+    const int64_t state_bytes = runs * kVHeads * kGdnDim * kGdnDim * 4, ring_bytes = step.ring_rows * (kKHeads + kVHeads) * kGdnDim * static_cast<int64_t>(dtype_size(selection_.ring));
+    add(what, runs, kind, seconds, static_cast<double>(state_bytes + ring_bytes), 6.0 * static_cast<double>(n * kVHeads * kGdnDim * kGdnDim), rows);
     bench_.release();
   }
 

@@ -2,12 +2,12 @@
 """Layers of Qwen3.6-27B's shapes with random weights: quern on a device against Hugging Face transformers, in every scheme that a checkpoint or an option can ask for.
 
 Models of one layer each (gdn, attention), of one attention layer and the MTP head (mtp), and of four layers as the model has them (both), in BF16, block FP8, static FP8 and what --quantization fp8
-makes of BF16, with FP8 and with 16-bit activations, with and without an FP8 cache. Every model goes through `quern eval`, as prompt rows and as decode rows.
+makes of BF16, with FP8 and with 16-bit activations, with and without an FP8 cache, with rings of both types. Every model goes through `quern eval`, as prompt rows and as decode rows.
 
 What quern is compared with is transformers in float32 with exactly the weights that quern has; where quern's kernels round more than their own sums (activations to e4m3 in groups of 128, keys and
 values to an FP8 cache), transformers rounds there as well. The yardstick is transformers itself in bfloat16 with the same rounding: quern may be --factor times as far off. Where activations keep
 16 bits, logits must also meet the bar of the reference checkpoints: rms 0.03, worst 0.25, the same argmax where the first two are further apart than 0.15.
-  compare_real_shapes.py --quern build/quern [--device cuda:0] [--kinds gdn attention mtp] [--tokens 200] [--seed 1] [--json FILE] [--table FILE]
+  compare_real_shapes.py --quern build/quern [--device cuda:0] [--kinds gdn attention mtp] [--weights bf16 block static channel] [--tokens 200] [--seed 1] [--json FILE] [--table FILE]
 Needs torch, safetensors, transformers with qwen3_5, 5 GB in --folder, which it removes again, and on a GPU 60 GB. Exits with 1 where something is further off.
 """
 import argparse
@@ -59,6 +59,9 @@ def cases_of(kind):
     if has_cache and kind != "mtp":
         cases += [Case("BF16, FP8 cache", "bf16", "bf16", ["--kv-cache-dtype", "fp8"], 1.0),
                   Case("block FP8, FP8 cache, 16-bit activations", "block", "block", sixteen + ["--kv-cache-dtype", "fp8"], 1.0)]
+    if kind == "gdn":
+        cases += [Case("BF16, float32 ring", "bf16", "bf16", ["--gdn-ring-dtype", "float32"]),
+                  Case("block FP8, float32 ring, 16-bit activations", "block", "block", sixteen + ["--gdn-ring-dtype", "float32"])]
     if kind != "mtp":  # static checkpoints have no MTP head
         cases += [Case("static FP8" + (" and its cache" if has_cache else ""), "static", "static", [], KV_SCALE if has_cache else 0.0),
                   Case("static FP8, 16-bit activations", "static", "static", sixteen + ["--kv-cache-dtype", "bfloat16"]),
@@ -249,7 +252,7 @@ def report(args, what):
 
 def compare(args, kind, tokens, positions, pool):
     """Stores the checkpoints of a kind and starts quern on them; returns what is to be done once it has answered."""
-    cases, models, running = cases_of(kind), {}, []
+    cases, models, running = [case for case in cases_of(kind) if case.weights in args.weights], {}, []
     models["bf16"] = Model(kind)
     models["bf16"].fill(torch.Generator(args.torch_device).manual_seed(args.seed))
     for weights in dict.fromkeys(case.weights for case in cases):
@@ -309,6 +312,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--factor", type=float, default=1.5, help="of the yardstick, that an error may be")
     parser.add_argument("--kinds", nargs="*", default=["gdn", "attention", "mtp"], choices=list(KINDS))
+    parser.add_argument("--weights", nargs="*", default=["bf16", "block", "static", "channel"], choices=["bf16", "block", "static", "channel"], help="as quern multiplies them; of channel, those of bf16 are stored")
     parser.add_argument("--processes", type=int, default=12, help="of quern at once")
     parser.add_argument("--json")
     parser.add_argument("--table", help="the same as a table of Markdown")
