@@ -237,18 +237,17 @@ Result<std::unique_ptr<ops::Buffer>> Device::allocate_host(size_t size_bytes, st
 
 Result<std::unique_ptr<ops::Stream>> Device::make_stream() {
   if (imagined_) return std::unique_ptr<ops::Stream>(std::make_unique<ops::IdleStream>());
-  context_->make_current();
-  StreamObject* stream = nullptr;
-  if (const Status status = context_->driver.stream_create(&stream, kStreamNonBlocking); status != kSuccess)
-    return make_error(ErrorCode::kInternal, "{} makes no stream: {}", traits_.name, context_->driver.describe(status));
+  ASSIGN_OR_RETURN(const auto copy_small, function<CopyPiece>("state_copy", "copy_small"));
   std::vector<Event> marks;
   for (int i = 0; i < ops::Stream::kMaxMarks; ++i) {
     ASSIGN_OR_RETURN(Event mark, Event::create(context_, false));
     marks.push_back(std::move(mark));
   }
-  const auto copy_small = function<CopyPiece>("state_copy", "copy_small");
-  if (!copy_small && copy_small.error().code != ErrorCode::kUnsupported) return copy_small.error();
-  return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(context_, stream, std::move(marks), options_.inspectable, copy_small ? *copy_small : Function<CopyPiece>{}));
+  context_->make_current();
+  StreamObject* stream = nullptr;
+  if (const Status status = context_->driver.stream_create(&stream, kStreamNonBlocking); status != kSuccess)
+    return make_error(ErrorCode::kInternal, "{} makes no stream: {}", traits_.name, context_->driver.describe(status));
+  return std::unique_ptr<ops::Stream>(std::make_unique<Stream>(context_, stream, std::move(marks), options_.inspectable, copy_small));
 }
 
 Result<std::unique_ptr<ops::Buffer>> Device::upload(std::span<const int32_t> values, std::string_view purpose) {

@@ -186,7 +186,7 @@ void Stream::copy_in_parallel(const std::byte* source, DeviceAddress destination
 
 bool Stream::copy_by_kernel(const void* source, void* destination, size_t size_bytes) {
   constexpr size_t kThreads = 128, kBytesOfThread = 16;
-  if (copy_small_.handle == nullptr || size_bytes > kSmallBytes) return false;
+  if (size_bytes > kSmallBytes) return false;
   const auto blocks = static_cast<unsigned>((size_bytes + kThreads * kBytesOfThread - 1) / (kThreads * kBytesOfThread));
   const char* before = last_launch_.load(std::memory_order_relaxed);
   launch(copy_small_, {.grid = {blocks}, .block = {kThreads}}, CopyPiece{source, destination, static_cast<int64_t>(size_bytes)});

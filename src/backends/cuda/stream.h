@@ -124,7 +124,7 @@ class Stream final : public ops::Stream {
   std::byte* stage(size_t size_bytes);
   void next_stage();
   /// Between device memory and page-locked host memory. Where small copies stand between kernels, a copy engine takes longer to begin and to hand over than to copy (H200, 2026-11-30: 7 and 8 us for
-  /// 0.5 and 17 KB between two steps), so a kernel makes them. False: the copy is too large, or the build has no kernels for this GPU.
+  /// 0.5 and 17 KB between two steps), so a kernel makes them. False: the copy is too large.
   bool copy_by_kernel(const void* source, void* destination, size_t size_bytes);
   void copy_in_parallel(const std::byte* source, DeviceAddress destination, size_t size_bytes);
 
