@@ -189,7 +189,8 @@ class GdnBed {
     // As in a workspace, the memory of a tensor ends with a word: a kernel may read that in which the last value lies.
     TensorView out = bed_.tensor(all.dtype, {(std::ssize(source) * all.shape[1] + 1) / 2 * 2});
     out.shape = {std::ssize(source), all.shape[1]};
-    for (size_t i = 0; i < source.size(); ++i) std::memcpy(out.at(static_cast<int64_t>(i)).data<std::byte>(), all.at(source[i]).data<std::byte>(), all.at(source[i]).size_bytes());
+    for (size_t i = 0; i < source.size(); ++i)
+      std::memcpy(out.at(static_cast<int64_t>(i)).data<std::byte>(), all.at(source[i]).data<std::byte>(), all.at(source[i]).size_bytes());
     return out;
   }
 
@@ -271,7 +272,8 @@ TEST(GdnMix, RollsBackToWhatWasAcceptedAlsoAcrossABoundary) {
 
 TEST(GdnMix, OfTheModelsHeadsStaysNearTheRecurrenceForRowsOfBothKinds) {
   for (const DType ring : {DType::kF32, DType::kBF16})
-    for (const auto& [chunk, kind] : {std::pair{int64_t{200}, RowKind::kPrompt}, {64, RowKind::kPrompt}, {1, RowKind::kDecode}, {5, RowKind::kDecode}}) {
+    for (const auto& [chunk, kind] :
+         {std::pair{int64_t{200}, RowKind::kPrompt}, {64, RowKind::kPrompt}, {1, RowKind::kDecode}, {5, RowKind::kDecode}}) {
       if (few_launches() && chunk == 1) continue;
       SCOPED_TRACE(fmt::format("{} ring, {} {} rows at a time", dtype_name(ring), chunk, kind == RowKind::kPrompt ? "prompt" : "decode"));
       GdnBed bed(kGdnRealHeads, DType::kBF16, ring);
@@ -323,80 +325,89 @@ TEST(GdnMix, OfTheModelsHeadsRollsBackToWhatWasAcceptedAlsoAcrossABoundary) {
 }
 
 TEST(GdnMix, OfTheModelsHeadsMixesManyRunsAsIfAlone) {
-  GdnBed alone(kGdnRealHeads, DType::kBF16, DType::kF32), both(kGdnRealHeads, DType::kBF16, DType::kF32);
-  std::string expected = alone.feed_all(0, 64, 64, RowKind::kPrompt);
-  while (alone.cursor(0) < 130) expected += alone.feed(0, 1, RowKind::kDecode);
-  both.clear(2);
-  std::string first = both.feed_all(0, 64, 64, RowKind::kPrompt), second = both.feed_all(2, 64, 64, RowKind::kPrompt);
-  while (both.cursor(0) < 130) {
-    first += both.feed(0, 1, RowKind::kDecode);
-    if (both.cursor(2) < 130) second += both.feed(2, std::min<int64_t>(2, 130 - both.cursor(2)), RowKind::kDecode);
+  for (const DType ring : {DType::kF32, DType::kBF16}) {
+    SCOPED_TRACE(dtype_name(ring));
+    GdnBed alone(kGdnRealHeads, DType::kBF16, ring), both(kGdnRealHeads, DType::kBF16, ring);
+    std::string expected = alone.feed_all(0, 64, 64, RowKind::kPrompt);
+    while (alone.cursor(0) < 130) expected += alone.feed(0, 1, RowKind::kDecode);
+    both.clear(2);
+    std::string first = both.feed_all(0, 64, 64, RowKind::kPrompt), second = both.feed_all(2, 64, 64, RowKind::kPrompt);
+    while (both.cursor(0) < 130) {
+      first += both.feed(0, 1, RowKind::kDecode);
+      if (both.cursor(2) < 130) second += both.feed(2, std::min<int64_t>(2, 130 - both.cursor(2)), RowKind::kDecode);
+    }
+    EXPECT_EQ(first, expected);
+    EXPECT_EQ(second, expected);
   }
-  EXPECT_EQ(first, expected);
-  EXPECT_EQ(second, expected);
 }
 
 TEST(GdnMix, OfAWholeLayerMixesDecodeRowsOfManySlotsAsIfAlone) {
-  constexpr int64_t kMany = 17;  // so many that a GPU's blocks take several heads and sequences one after the other
-  const auto prompt_of = [](int64_t slot) { return 11 + 3 * slot; };
-  GdnBed together(kGdnLayer, DType::kBF16, DType::kF32, 2, 80, kMany);
-  std::vector<std::pair<int64_t, int64_t>> prompts;
-  for (int64_t slot = 0; slot < kMany; ++slot) {
-    together.clear(slot);
-    prompts.emplace_back(slot, prompt_of(slot));
-  }
-  together.feed_together(prompts);
-  constexpr std::array<int64_t, 6> kRounds = {1, 1, 3, 2, 4, 1};  // rows of every slot; the last ones pass a boundary
-  std::vector<std::string> outputs(kMany);
-  for (const int64_t rows : kRounds) {
-    std::vector<std::pair<int64_t, int64_t>> runs;
-    for (int64_t slot = 0; slot < kMany; ++slot) runs.emplace_back(slot, rows);
-    const std::vector<std::string> out = together.feed_together(runs, RowKind::kDecode);
-    for (size_t slot = 0; slot < out.size(); ++slot) outputs[slot] += out[slot];
-  }
-  for (const int64_t slot : {int64_t{0}, int64_t{8}, kMany - 1}) {
-    SCOPED_TRACE(fmt::format("slot {}", slot));
-    GdnBed alone(kGdnLayer, DType::kBF16, DType::kF32, 2, 80, 1);
-    alone.feed(0, prompt_of(slot), RowKind::kPrompt);
-    std::string expected;
-    for (const int64_t rows : kRounds)
-      for (int64_t i = 0; i < rows; ++i) expected += alone.feed(0, 1, RowKind::kDecode);
-    EXPECT_EQ(outputs[static_cast<size_t>(slot)], expected);
-    EXPECT_EQ(together.live_state(slot), alone.live_state(0));
+  for (const DType ring : {DType::kF32, DType::kBF16}) {
+    SCOPED_TRACE(dtype_name(ring));
+    constexpr int64_t kMany = 17;  // so many that a GPU's blocks take several heads and sequences one after the other
+    const auto prompt_of = [](int64_t slot) { return 11 + 3 * slot; };
+    GdnBed together(kGdnLayer, DType::kBF16, ring, 2, 80, kMany);
+    std::vector<std::pair<int64_t, int64_t>> prompts;
+    for (int64_t slot = 0; slot < kMany; ++slot) {
+      together.clear(slot);
+      prompts.emplace_back(slot, prompt_of(slot));
+    }
+    together.feed_together(prompts);
+    constexpr std::array<int64_t, 6> kRounds = {1, 1, 3, 2, 4, 1};  // rows of every slot; the last ones pass a boundary
+    std::vector<std::string> outputs(kMany);
+    for (const int64_t rows : kRounds) {
+      std::vector<std::pair<int64_t, int64_t>> runs;
+      for (int64_t slot = 0; slot < kMany; ++slot) runs.emplace_back(slot, rows);
+      const std::vector<std::string> out = together.feed_together(runs, RowKind::kDecode);
+      for (size_t slot = 0; slot < out.size(); ++slot) outputs[slot] += out[slot];
+    }
+    for (const int64_t slot : {int64_t{0}, int64_t{8}, kMany - 1}) {
+      SCOPED_TRACE(fmt::format("slot {}", slot));
+      GdnBed alone(kGdnLayer, DType::kBF16, ring, 2, 80, 1);
+      alone.feed(0, prompt_of(slot), RowKind::kPrompt);
+      std::string expected;
+      for (const int64_t rows : kRounds)
+        for (int64_t i = 0; i < rows; ++i) expected += alone.feed(0, 1, RowKind::kDecode);
+      EXPECT_EQ(outputs[static_cast<size_t>(slot)], expected);
+      EXPECT_EQ(together.live_state(slot), alone.live_state(0));
+    }
   }
 }
 
 TEST(GdnMix, OfAWholeLayerMixesRowsWhereverTheyStandAmongOtherRunsAndPadding) {
-  constexpr int32_t kMany = 21;  // decoding: several more than a GPU's blocks begin with
-  const auto ends_soon = [](int64_t slot) { return slot % 6 == 1; };  // a chunk, which is folded: at once or a step later
-  const auto prompt_of = [&](int64_t slot) { return ends_soon(slot) ? 63 - slot / 6 % 2 : 1 + slot; };
-  GdnBed together(kGdnLayer, DType::kBF16, DType::kF32, 2, 80, kMany + 1);
-  std::vector<std::pair<int64_t, int64_t>> prompts;
-  for (int64_t slot = 0; slot <= kMany; ++slot) {
-    together.clear(slot);
-    if (slot < kMany) prompts.emplace_back(slot, prompt_of(slot));
-  }
-  together.feed_together(prompts);
-  std::vector<std::string> outputs(kMany);
-  for (const int32_t rows : {1, 1, 2, 1}) {
-    const RowRun padding{-1, 0, 0, RowKind::kDecode, true};
-    std::vector<RowRun> runs{padding, {kMany, 0, 3, RowKind::kPrompt, true}, padding};
-    for (int32_t slot = 0; slot < kMany; ++slot) {
-      if (slot == 15) runs.push_back(padding);
-      runs.push_back({slot, 0, rows, RowKind::kDecode, true});
+  for (const DType ring : {DType::kF32, DType::kBF16}) {
+    SCOPED_TRACE(dtype_name(ring));
+    constexpr int32_t kMany = 21;                                       // decoding: several more than a GPU's blocks begin with
+    const auto ends_soon = [](int64_t slot) { return slot % 6 == 1; };  // a chunk, which is folded: at once or a step later
+    const auto prompt_of = [&](int64_t slot) { return ends_soon(slot) ? 63 - slot / 6 % 2 : 1 + slot; };
+    GdnBed together(kGdnLayer, DType::kBF16, ring, 2, 80, kMany + 1);
+    std::vector<std::pair<int64_t, int64_t>> prompts;
+    for (int64_t slot = 0; slot <= kMany; ++slot) {
+      together.clear(slot);
+      if (slot < kMany) prompts.emplace_back(slot, prompt_of(slot));
     }
-    const std::vector<std::string> out = together.feed_runs(runs);
-    for (size_t i = 0; i < runs.size(); ++i)
-      if (runs[i].num_rows > 0 && runs[i].slot < kMany) outputs[static_cast<size_t>(runs[i].slot)] += out[i];
-  }
-  for (const int64_t slot : {0, 1, 13, 14, 19, 20}) {
-    SCOPED_TRACE(fmt::format("slot {}", slot));
-    GdnBed alone(kGdnLayer, DType::kBF16, DType::kF32, 2, 80, 1);
-    alone.feed(0, prompt_of(slot), RowKind::kPrompt);
-    std::string expected;
-    for (int row = 0; row < 5; ++row) expected += alone.feed(0, 1, RowKind::kDecode);
-    EXPECT_EQ(outputs[static_cast<size_t>(slot)], expected);
-    EXPECT_EQ(together.live_state(slot), alone.live_state(0));
+    together.feed_together(prompts);
+    std::vector<std::string> outputs(kMany);
+    for (const int32_t rows : {1, 1, 2, 1}) {
+      const RowRun padding{-1, 0, 0, RowKind::kDecode, true};
+      std::vector<RowRun> runs{padding, {kMany, 0, 3, RowKind::kPrompt, true}, padding};
+      for (int32_t slot = 0; slot < kMany; ++slot) {
+        if (slot == 15) runs.push_back(padding);
+        runs.push_back({slot, 0, rows, RowKind::kDecode, true});
+      }
+      const std::vector<std::string> out = together.feed_runs(runs);
+      for (size_t i = 0; i < runs.size(); ++i)
+        if (runs[i].num_rows > 0 && runs[i].slot < kMany) outputs[static_cast<size_t>(runs[i].slot)] += out[i];
+    }
+    for (const int64_t slot : {0, 1, 13, 14, 19, 20}) {
+      SCOPED_TRACE(fmt::format("slot {}", slot));
+      GdnBed alone(kGdnLayer, DType::kBF16, ring, 2, 80, 1);
+      alone.feed(0, prompt_of(slot), RowKind::kPrompt);
+      std::string expected;
+      for (int row = 0; row < 5; ++row) expected += alone.feed(0, 1, RowKind::kDecode);
+      EXPECT_EQ(outputs[static_cast<size_t>(slot)], expected);
+      EXPECT_EQ(together.live_state(slot), alone.live_state(0));
+    }
   }
 }
 
@@ -407,7 +418,8 @@ TEST(GdnMix, OfTheModelsHeadsTakesPromptsThatBeginAndEndInsideAChunk) {
     Vector state;
     const Vector expected = bed.reference(192, &state);
     std::string out;
-    for (const int64_t rows : {3, 40, 30, 60, 59}) out += bed.feed(0, rows, RowKind::kPrompt);  // inside a chunk, to its last row, over a boundary, to the next
+    for (const int64_t rows : {3, 40, 30, 60, 59})
+      out += bed.feed(0, rows, RowKind::kPrompt);  // inside a chunk, to its last row, over a boundary, to the next
     EXPECT_LT(relative_rms(bed.floats(out), expected), 1e-2) << dtype_name(ring);
     EXPECT_LT(relative_rms(bed.stored_state(0), state), 1e-2) << dtype_name(ring);
     EXPECT_EQ(bed.boundary(0), 192);
@@ -441,17 +453,21 @@ TEST(GdnMix, OfTheModelsHeadsSharesAKeyHeadAmongAnyNumberOfValueHeads) {
 }
 
 TEST(GdnMix, OfTheModelsHeadsFoldsWhatAVerifyLeftBeforeAPromptGoesOn) {
-  GdnBed bed(kGdnRealHeads, DType::kBF16, DType::kF32);
-  Vector state;
-  const Vector expected = bed.reference(192, &state);
-  std::string out = bed.feed(0, 60, RowKind::kPrompt);
-  const std::string verified = bed.enqueue(0, GdnBed::range(60, 4), RowKind::kDecode, false);  // all accepted: up to the boundary, whose fold is due
-  bed.advance(0, 4, 4, false);
-  out += verified;
-  EXPECT_EQ(bed.boundary(0), 0);
-  out += bed.feed(0, 128, RowKind::kPrompt);
-  EXPECT_LT(relative_rms(bed.floats(out), expected), 1e-2);
-  EXPECT_LT(relative_rms(bed.stored_state(0), state), 1e-2);
+  for (const DType ring : {DType::kF32, DType::kBF16}) {
+    SCOPED_TRACE(dtype_name(ring));
+    GdnBed bed(kGdnRealHeads, DType::kBF16, ring);
+    Vector state;
+    const Vector expected = bed.reference(192, &state);
+    std::string out = bed.feed(0, 60, RowKind::kPrompt);
+    const std::string verified =
+        bed.enqueue(0, GdnBed::range(60, 4), RowKind::kDecode, false);  // all accepted: up to the boundary, whose fold is due
+    bed.advance(0, 4, 4, false);
+    out += verified;
+    EXPECT_EQ(bed.boundary(0), 0);
+    out += bed.feed(0, 128, RowKind::kPrompt);
+    EXPECT_LT(relative_rms(bed.floats(out), expected), 1e-2);
+    EXPECT_LT(relative_rms(bed.stored_state(0), state), 1e-2);
+  }
 }
 
 TEST(GdnMix, OfTheModelsHeadsTakesShardsOfAnySize) {

@@ -10,8 +10,8 @@ namespace quern::cuda::mma {
 namespace {
 
 constexpr int64_t kDim = 128;                    // d_k and d_v
-constexpr int64_t kBlocks = 2;                   // of gdn_decode.cu on a multiprocessor
-constexpr unsigned kThreads = 256;               // of gdn_decode.cu
+constexpr int64_t kBlocks = 2;                   // of gdn_decode*.cu on a multiprocessor
+constexpr unsigned kThreads = 256;               // of gdn_decode*.cu
 constexpr int64_t kMaxDealtRuns = kThreads;      // a thread looks at each
 
 class GdnMixKernel final : public ops::GdnMix::Kernel {
@@ -87,14 +87,17 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
     ASSIGN_OR_RETURN(prompt, GdnPromptLauncher::create(problem, gpu));
   }
   GdnMixKernel::Functions functions;
+  std::string_view image = "gdn_decode";
   const auto find = [&](Function<GdnArgs>& function, const char* name) -> Result<void> {
-    ASSIGN_OR_RETURN(function, gpu.function<GdnArgs>("gdn_decode", name, functions.shared_bytes));
+    ASSIGN_OR_RETURN(function, gpu.function<GdnArgs>(image, name, functions.shared_bytes));
     return {};
   };
   if (problem.ring == DType::kBF16) {
-    functions.shared_bytes = kGdnDecodeSharedBytesBF16;
-    RETURN_IF_ERROR(find(functions.decode_1, "gdn_decode_1_bf16"));
-    RETURN_IF_ERROR(find(functions.decode_4, "gdn_decode_4_bf16"));
+    image = "gdn_decode_bf16";
+    const bool small = gpu.max_shared_bytes() < kGdnDecodeSharedBytesBF16;  // sm_86, sm_89 and sm_120
+    functions.shared_bytes = small ? kGdnDecodeSharedBytesBF16Small : kGdnDecodeSharedBytesBF16;
+    RETURN_IF_ERROR(find(functions.decode_1, small ? "gdn_decode_1_bf16_small" : "gdn_decode_1_bf16"));
+    RETURN_IF_ERROR(find(functions.decode_4, small ? "gdn_decode_4_bf16_small" : "gdn_decode_4_bf16"));
     functions.alone_1 = functions.decode_1;
     functions.alone_4 = functions.decode_4;
   } else if (gpu.max_shared_bytes() >= kGdnDecodeSharedBytesF32) {

@@ -1,80 +1,18 @@
 #include <type_traits>
 
-#include "backends/cuda/gdn_runs.cuh"
-#include "backends/cuda/mma.cuh"
+#include "backends/cuda/gdn_jobs.cuh"
 
-// Decode and verify rows of heads of 128 x 128. A block takes a run and the value heads of a key head one after the other, or one of them
-// alone while there are few. A warp has 16 of a head's 128 columns to itself: their 8 KB of S and the ring's updates are copied to shared
-// memory while whatever comes before is computed, and as soon as it has been summed over either it asks for the next head's, so that loads
-// are always under way. A spilled register waits for the L2 cache here, where little of L1 is left: what a job is stays in shared memory,
-// not in registers. What the value heads have in common (q, k, and the products of earlier keys with both) is made once; a head
-// takes one barrier, for its norm. S is read once for up to 4 rows and written only when the 64 rows of a chunk are folded in. Every sum
-// has an order fixed by positions in the chunk: a row's bits are the same alone, as a draft row, and recomputed.
-//
-// Places are counted in 32 bits: 2^31 elements of a layer's states would be 8 GiB.
+// Decode and verify rows of heads of 128 x 128 whose ring is f32. A block takes a run and the value heads of a key head one after the
+// other, or one of them alone while there are few. A warp has 16 of a head's 128 columns to itself: their 8 KB of S and the ring's updates
+// are copied to shared memory while whatever comes before is computed, and as soon as it has been summed over either it asks for the next
+// head's, so that loads are always under way. A spilled register waits for the L2 cache here, where little of L1 is left: what a job is
+// stays in shared memory, not in registers. What the value heads have in common (q, k, and the products of earlier keys with both) is made
+// once; a head takes one barrier, for its norm. S is read once for up to 4 rows and written only when the 64 rows of a chunk are folded in.
+// Every sum has an order fixed by positions in the chunk: a row's bits are the same alone, as a draft row, and recomputed.
 
 namespace quern::cuda {
 
 namespace {
-
-constexpr int kDim = 128;  // d_k and d_v
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kColumns = kDim / kWarps;  // of a warp
-constexpr int kChunk = static_cast<int>(kGrid);
-constexpr int kFinder = kThreads - 32;  // the thread that looks for the next job: its warp has least to do for a single row
-
-/// Rows that are taken at a time: those of a chunk whose boundary is `base`, at its positions [first, first + rows).
-struct Batch {
-  int index, base, first, rows;
-  int start;        // place in the ring of the chunk's first row
-  bool ends_chunk;  // and it is folded
-};
-
-/// The rows of a run, and the heads [head, end_head) of a key head.
-struct Job {
-  int slot, first_row, cursor, end;
-  int boundary;       // of the stored state
-  int window, start;  // where the rows of the cursor, and of its chunk's boundary, stand in conv window and ring
-  int k_head, head, end_head;
-  Batch begin;                 // the first rows that are taken
-  bool committed, keeps_keys;  // keeps_keys: the key and the raw q and k columns too
-  bool keeps_at_once;          // columns that nobody reads any more
-  bool is_first;               // of the block
-
-  /// Of an index that is less than a window's length from the cursor.
-  __device__ int window_row(const GdnArgs& g, int index) const {
-    const int length = 3 + g.k_max + 1, place = window + index - cursor;
-    return slot * length + (place < 0 ? place + length : place >= length ? place - length : place);
-  }
-  /// The raw columns of an index that is not negative, from `channel` on: of the step's rows, or kept of those before them.
-  __device__ const __nv_bfloat16* given_columns(const GdnArgs& g, int index, int channel) const {
-    return static_cast<const __nv_bfloat16*>(g.qkv) + (first_row + index - cursor) * ((2 * g.num_k_heads + g.num_v_heads) * kDim) + channel;
-  }
-  __device__ const __nv_bfloat16* kept_columns(const GdnArgs& g, int index, int channel) const {
-    return static_cast<const __nv_bfloat16*>(g.conv_window) + window_row(g, index) * ((2 * g.num_k_heads + g.num_v_heads) * kDim) + channel;
-  }
-  __device__ const __nv_bfloat16* columns(const GdnArgs& g, int index, int channel) const {
-    return index >= cursor ? given_columns(g, index, channel) : kept_columns(g, index, channel);
-  }
-};
-
-/// The rows of a job from `index` on.
-template <int kRows>
-__device__ Batch batch_at(const GdnArgs& g, const Job& job, int index) {
-  const int base = index / kChunk * kChunk, passed = base - job.cursor / kChunk * kChunk;
-  const int rows = kRows == 1 ? 1 : min(min(kRows, job.end - index), base + kChunk - index);
-  return {index,
-          base,
-          index - base,
-          rows,
-          kRows == 1 || passed == 0 ? job.start : (job.start + passed) % (kChunk + g.k_max + 1),
-          job.committed && index + rows == base + kChunk};
-}
-/// The row of the ring j after the one at `start`, of all slots' rows.
-__device__ int ring_row(const GdnArgs& g, const Job& job, int start, int j) {
-  const int length = kChunk + g.k_max + 1, place = start + j;
-  return job.slot * length + (place < length ? place : place - length);
-}
 
 /// What a warp reads of a head besides S and updates, on its way while the head before is computed: of its 16 columns, and G by position.
 template <int kRows>
@@ -88,241 +26,41 @@ struct alignas(16) Inputs {
   const unsigned char* from[kPieces];  // where the pieces stand of a batch's head 0
 };
 
-/// With kGdnDealt: jobs that no block has from the start go to who comes first, so that no block ends late because one of its jobs folds.
-struct Deal {
-  uint32_t busy[kThreads / 32], folding[kThreads / 32];  // runs that have rows, and those that fold a chunk, a bit each
-  uint8_t order[kThreads];                               // of runs after the one that is begun from the start: those that fold come first
-  int begin, end;                                        // of the numbers that are dealt; those of the runs in order stand behind that one
-};
-
-/// What look_at_runs saw of each run, so that a job is known without a load.
-struct SeenRun {
-  int slot, first_row, cursor;
-  int boundary;  // and 1 if its rows are committed
-};
-
 /// kRows: taken at a time. kStaged: updates pass through shared memory, where there is as much.
-template <int kRows, class Ring, bool kStaged>
-struct Shared {
-  float state[kWarps][kColumns][kDim];                   // pieces of 16 bytes of a column permuted: state_piece
-  Ring updates[kWarps][kStaged ? kChunk : 0][kColumns];  // by position, pieces of 16 bytes permuted: update_piece
+template <int kRows, bool kStaged>
+struct Shared : JobsOfBlock<kRows> {
+  alignas(16) float state[kWarps][kColumns][kDim];        // pieces of 16 bytes of a column permuted: state_piece
+  float updates[kWarps][kStaged ? kChunk : 0][kColumns];  // by position, pieces of 16 bytes permuted: update_piece
   Inputs<kRows> inputs[kWarps];
   float k[kRows][kDim], q[kRows][kDim];  // k as the ring holds it
   float2 dots[kRows][kChunk];            // by position: kj . k and kj . q
   float squares[2][kRows][kWarps];       // of the outputs, of this head and the one before
-  Job jobs[3];                           // of the block: this one, the next, and the one before, which some warp may not have left
-  int numbers[3];
-  int place[kWarps];  // of the job, as each warp goes
-  Deal deal;
-  SeenRun seen[kRows == 1 ? kThreads : 0];
-  uint8_t seen_window[kRows == 1 ? kThreads : 0], seen_start[kRows == 1 ? kThreads : 0];  // Job::window and start
 };
 static_assert(sizeof(Inputs<1>) % 16 == 0 && sizeof(Inputs<4>) % 16 == 0);
-template <class Ring>
-constexpr int kUpdatePieces = kColumns * sizeof(Ring) / 16;  // of a position
+constexpr int kUpdatePieces = kColumns * sizeof(float) / 16;  // of a position
 /// Where piece `i` of position j stands: lanes that read at the same time find different banks.
-template <class Ring>
-__device__ constexpr int update_piece(int j, int i) {
-  return sizeof(Ring) == sizeof(float) ? i ^ (j / 2 % 4) : i ^ (j / 4 % 2);
-}
+__device__ constexpr int update_piece(int j, int i) { return i ^ (j / 2 % 4); }
 /// Where piece `i` of a warp's column stands: eight columns' two pieces of matrix instructions lie in different banks.
 __device__ int state_piece(int column, int i) { return i ^ 2 * (column % 4); }
-template <int kRows, class Ring, bool kStaged>
-__device__ Ring* update_at(Shared<kRows, Ring, kStaged>& s, int warp, int j, int column) {
-  constexpr int kOfPiece = kColumns / kUpdatePieces<Ring>;
-  return &s.updates[warp][j][update_piece<Ring>(j, column / kOfPiece) * kOfPiece + column % kOfPiece];
+template <int kRows, bool kStaged>
+__device__ float* update_at(Shared<kRows, kStaged>& s, int warp, int j, int column) {
+  constexpr int kOfPiece = kColumns / kUpdatePieces;
+  return &s.updates[warp][j][update_piece(j, column / kOfPiece) * kOfPiece + column % kOfPiece];
 }
 
-__device__ float4 four(const float* at) { return *reinterpret_cast<const float4*>(at); }
-__device__ float4 widened_four(uint2 bits) {
-  return {__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u), __uint_as_float(bits.y << 16),
-          __uint_as_float(bits.y & 0xffff0000u)};
-}
-__device__ float4 four(const __nv_bfloat16* at) { return widened_four(*reinterpret_cast<const uint2*>(at)); }
 /// Past L1, which is small beside so much shared memory and keeps what is read again.
 __device__ float4 four_once(const float* at) { return __ldcg(reinterpret_cast<const float4*>(at)); }
-__device__ float4 four_once(const __nv_bfloat16* at) { return widened_four(__ldcg(reinterpret_cast<const uint2*>(at))); }
-__device__ float widened(float x) { return x; }
-__device__ float widened(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ void put(float* at, float x) { *at = x; }
-__device__ void put(__nv_bfloat16* at, float x) { *at = __float2bfloat16_rn(x); }
-template <class Ring>
-__device__ void put_four(Ring* at, float4 x) {
-  if constexpr (sizeof(Ring) == sizeof(float)) {
-    *reinterpret_cast<float4*>(at) = x;
-  } else {
-    put(at, x.x);
-    put(at + 1, x.y);
-    put(at + 2, x.z);
-    put(at + 3, x.w);
-  }
-}
-template <class Ring>
-__device__ float as_ring(float x) {
-  return sizeof(Ring) == sizeof(float) ? x : round_to(DType::kBF16, x);
-}
-__device__ float dot(const float4& a, const float4& b, float sum) {
-  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
-}
-/// As far as bf16 and the sums of f32 can tell; without the branches of an exact quotient.
-__device__ float fast_silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
-__device__ float silu_as_bf16(float x) { return round_to(DType::kBF16, fast_silu(x)); }
-
-__device__ int jobs_of(const GdnArgs& g) { return g.step.num_runs * ((g.phases & kGdnHeadsApart) != 0 ? g.num_v_heads : g.num_k_heads); }
-__device__ bool has_rows(const RunRecord& record) { return record.slot >= 0 && record.num_rows > 0 && (record.flags & kIsDecode) != 0; }
-
-/// By all threads: thread i looks at run i.
-template <int kRows, class Ring, bool kStaged>
-__device__ void look_at_runs(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g) {
-  Deal& deal = s.deal;
-  const int run = static_cast<int>(threadIdx.x);
-  bool busy = false, folds = false;
-  if (run < g.step.num_runs)
-    if (const RunRecord record = g.step.runs[run]; has_rows(record)) {
-      const int cursor = g.step.cursor[record.slot], boundary = g.step.boundary[record.slot];
-      const bool committed = (record.flags & kIsCommitted) != 0;
-      busy = true;
-      folds = boundary + kChunk <= cursor + (committed ? record.num_rows : 0);
-      if constexpr (kRows == 1) {
-        s.seen[run] = {record.slot, record.first_row, cursor, boundary | static_cast<int>(committed)};
-        s.seen_window[run] = static_cast<uint8_t>(cursor % (3 + g.k_max + 1));
-        s.seen_start[run] = static_cast<uint8_t>(cursor / kChunk * kChunk % (kChunk + g.k_max + 1));
-      }
-    }
-  const uint32_t all_busy = __ballot_sync(kAllLanes, busy), folding = __ballot_sync(kAllLanes, folds);
-  if (run % 32 == 0) {
-    deal.busy[run / 32] = all_busy;
-    deal.folding[run / 32] = folding;
-  }
-}
-/// The bits from number `n` on.
-__device__ uint32_t bits_from(int n) { return n <= 0 ? ~0u : n < 32 ? ~0u << n : 0u; }
-/// By all threads, once all have looked: thread i puts run i in its place.
-__device__ void put_in_order(Deal& deal, const GdnArgs& g) {
-  const int run = static_cast<int>(threadIdx.x), grid = static_cast<int>(gridDim.x), split = grid / g.num_k_heads;
-  int folding = 0, folding_before = 0, others = 0, others_before = 0;  // of the runs after `split`
-#pragma unroll 1
-  for (int word = 0; word < kThreads / 32; ++word) {
-    const uint32_t after = bits_from(split + 1 - 32 * word), before = ~bits_from(run - 32 * word);
-    const uint32_t folds = deal.folding[word] & after, rest = deal.busy[word] & ~deal.folding[word] & after;
-    folding += __popc(folds);
-    others += __popc(rest);
-    folding_before += __popc(folds & before);
-    others_before += __popc(rest & before);
-  }
-  const auto in = [run](const uint32_t(&words)[kThreads / 32]) { return (words[run / 32] >> run % 32 & 1) != 0; };
-  if (run > split && in(deal.busy)) deal.order[in(deal.folding) ? folding_before : folding + others_before] = static_cast<uint8_t>(run);
-  if (run == split) {
-    deal.begin = in(deal.busy) ? grid : (split + 1) * g.num_k_heads;
-    deal.end = (split + 1 + folding + others) * g.num_k_heads;
-  }
-}
-/// How many jobs were dealt before this one. (Of atomicAdd the compiler makes a loop over lanes, and shuffles after it take twice as long.)
-__device__ int deal_one(const GdnArgs& g) {
-  int before;
-  asm volatile("atom.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(g.dealt) : "memory");
-  return before;
-}
-/// The number of the job that is dealt after as many others, or one beyond them all.
-__device__ int dealt_job(const Deal& deal, const GdnArgs& g, int before) {
-  const int number = deal.begin + before, run = number / g.num_k_heads, split = static_cast<int>(gridDim.x) / g.num_k_heads;
-  if (number >= deal.end) return jobs_of(g);
-  return run <= split ? number : deal.order[run - split - 1] * g.num_k_heads + number % g.num_k_heads;
-}
-/// What follows of the job's rows.
-template <int kRows>
-__device__ void begin_at(const GdnArgs& g, Job& job) {
-  job.begin = batch_at<kRows>(g, job, job.cursor);
-  job.keeps_at_once = job.end - job.cursor <= g.k_max + 1 && (job.committed ? job.end : job.cursor) / kChunk * kChunk <= job.boundary;
-}
-/// The first job from `number` on that has rows to compute, in steps of `stride`; jobs_of(g) if there is none.
-template <int kRows>
-__device__ int find_job(const GdnArgs& g, int number, int stride, Job& job) {
-  const int jobs = jobs_of(g);
-  const bool apart = (g.phases & kGdnHeadsApart) != 0;
-  const int parts = apart ? g.num_v_heads : g.num_k_heads;
-  for (; number < jobs; number += stride) {
-    const RunRecord record = g.step.runs[number / parts];
-    if (!has_rows(record)) continue;
-    job.slot = record.slot;
-    job.first_row = record.first_row;
-    job.cursor = g.step.cursor[record.slot];
-    job.end = job.cursor + (kRows == 1 ? 1 : record.num_rows);
-    job.boundary = g.step.boundary[record.slot];
-    job.window = job.cursor % (3 + g.k_max + 1);
-    job.start = job.cursor / kChunk * kChunk % (kChunk + g.k_max + 1);
-    job.committed = (record.flags & kIsCommitted) != 0;
-    const int part = number % parts;
-    job.k_head = apart ? g.k_head[part] : part;
-    job.head = g.first_head[job.k_head];
-    job.end_head = g.first_head[job.k_head + 1];
-    job.keeps_keys = true;
-    if (apart) {
-      // What the rows leave behind has places of its own, but for keys after a fold that other heads may still have to do, and for rows
-      // that are taken in turns: then the first head's block takes all heads.
-      const bool is_first = part == job.head;
-      const int rows = job.end - job.cursor;
-      const bool in_turns = rows > min(kRows, g.k_max + 1) || (job.end - 1) / kChunk != job.cursor / kChunk;
-      const bool together = kRows > 1 && (in_turns || (rows > 1 && job.boundary + kChunk <= job.cursor));
-      if (together && !is_first) continue;
-      if (!together) {
-        job.keeps_keys = is_first;
-        job.head = part;
-        job.end_head = part + 1;
-      }
-    }
-    begin_at<kRows>(g, job);
-    if (job.head < job.end_head) return number;
-  }
-  return jobs;
-}
-
-/// The job that is dealt after `before` others; its number is negative if there is none.
-template <int kRows, class Ring, bool kStaged>
-__device__ void take_job(Shared<kRows, Ring, kStaged>& s, Job& job, int& number, const GdnArgs& g, int before, bool is_first) {
-  int found = dealt_job(s.deal, g, before);
-  if constexpr (kRows == 1) {
-    if (found < jobs_of(g)) {
-      const int run = found / g.num_k_heads;
-      const SeenRun seen = s.seen[run];
-      job.slot = seen.slot;
-      job.first_row = seen.first_row;
-      job.cursor = seen.cursor;
-      job.end = seen.cursor + 1;
-      job.boundary = seen.boundary & ~1;
-      job.window = s.seen_window[run];
-      job.start = s.seen_start[run];
-      job.k_head = found % g.num_k_heads;
-      job.head = g.first_head[job.k_head];
-      job.end_head = g.first_head[job.k_head + 1];
-      job.committed = (seen.boundary & 1) != 0;
-      job.keeps_keys = true;
-      begin_at<kRows>(g, job);
-    }
-  } else {
-    found = find_job<kRows>(g, found, jobs_of(g), job);
-  }
-  job.is_first = is_first;
-  number = found < jobs_of(g) ? found : -1;
-}
-/// The first job from `from` on, in steps of the grid, or with kGdnDealt that one alone; its number is negative if there is none.
-template <int kRows>
-__device__ void find_next(Job& job, int& number, const GdnArgs& g, int from, bool is_first) {
-  const int jobs = jobs_of(g), found = find_job<kRows>(g, from, (g.phases & kGdnDealt) != 0 ? jobs : static_cast<int>(gridDim.x), job);
-  number = found < jobs ? found : -1;
-  job.is_first = is_first;
-}
 
 /// Begins to copy the warp's columns of a head's updates at the first `count` positions of the chunk at `start`.
-template <int kRows, class Ring, bool kStaged>
-__device__ void begin_updates(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g, const Job& job, int start, int count, int head, int warp,
+template <int kRows, bool kStaged>
+__device__ void begin_updates(Shared<kRows, kStaged>& s, const GdnArgs& g, const Job& job, int start, int count, int head, int warp,
                               int lane) {
-  constexpr int kPieces = kUpdatePieces<Ring>, kOfPiece = kColumns / kPieces, kAtOnce = 32 / kPieces;
-  static_assert(update_piece<Ring>(kAtOnce, 0) == 0);  // a lane's pieces are at the same place of each row
+  constexpr int kPieces = kUpdatePieces, kOfPiece = kColumns / kPieces, kAtOnce = 32 / kPieces;
+  static_assert(update_piece(kAtOnce, 0) == 0);  // a lane's pieces are at the same place of each row
   if constexpr (!kStaged) return;
   const int length = kChunk + g.k_max + 1, stride = g.num_v_heads * kDim, column = lane % kPieces * kOfPiece;
-  const Ring* updates = static_cast<const Ring*>(g.ring_u) + job.slot * length * stride + head * kDim + warp * kColumns + column;
-  Ring* to = update_at(s, warp, lane / kPieces, column);
+  const float* updates = static_cast<const float*>(g.ring_u) + job.slot * length * stride + head * kDim + warp * kColumns + column;
+  float* to = update_at(s, warp, lane / kPieces, column);
   int row = start + lane / kPieces;
 #pragma unroll 1
   for (int left = count - lane / kPieces; left > 0; left -= kAtOnce) {
@@ -332,27 +70,17 @@ __device__ void begin_updates(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g,
     to += kAtOnce * kColumns;
   }
 }
-template <int kRows, class Ring, bool kStaged>
-__device__ void begin_updates(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g, const Job& job, const Batch& batch, int head, int warp,
+template <int kRows, bool kStaged>
+__device__ void begin_updates(Shared<kRows, kStaged>& s, const GdnArgs& g, const Job& job, const Batch& batch, int head, int warp,
                               int lane) {
   begin_updates(s, g, job, batch.start, batch.first, head, warp, lane);
 }
-/// The warp's columns of a head's stored S.
-__device__ float* state_of(const GdnArgs& g, const Job& job, int head, int warp) {
-  return g.state + ((job.slot * g.num_v_heads + head) * kDim + warp * kColumns) * kDim;
-}
-template <int kRows, class Ring, bool kStaged>
-__device__ void begin_state(Shared<kRows, Ring, kStaged>& s, const GdnArgs& g, const Job& job, int head, int warp, int lane) {
+template <int kRows, bool kStaged>
+__device__ void begin_state(Shared<kRows, kStaged>& s, const GdnArgs& g, const Job& job, int head, int warp, int lane) {
   const float* stored = state_of(g, job, head, warp) + 4 * lane;
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) copy_async(&s.state[warp][c][4 * state_piece(c, lane)], stored + c * kDim);
 }
-/// Where b and a of row r stand.
-__device__ int gate_at(const GdnArgs& g, const Job& job, const Batch& batch, int head, int r) {
-  return (job.first_row + batch.index - job.cursor + min(r, batch.rows - 1)) * g.num_v_heads + head;
-}
-/// The element at an odd or even place of the word that holds it.
-__device__ float of_word(uint32_t word, bool upper) { return __uint_as_float(upper ? word & 0xffff0000u : word << 16); }
 /// Where the warp's inputs of a batch stand.
 template <int kRows>
 __device__ void find_inputs(Inputs<kRows>& in, const GdnArgs& g, const Job& job, const Batch& batch, int warp, int lane) {
@@ -395,44 +123,16 @@ __device__ void begin_inputs(Inputs<kRows>& in, const GdnArgs& g, const Job& job
     copy_word_async(lane == 2 * kRows ? &in.decay_rate : &in.dt_bias, (lane == 2 * kRows ? g.decay : g.dt_bias) + head);
   }
 }
-/// Halves the values that a lane holds: of each pair one is added up here, the other in the lane at `distance`.
-template <int kWidth, int kCount>
-__device__ void halve(float (&values)[kCount], int lane, int distance) {
-  const bool upper = (lane & distance) != 0;
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    const float given = upper ? values[i] : values[i + kWidth], kept = upper ? values[i + kWidth] : values[i];
-    values[i] = kept + __shfl_xor_sync(kAllLanes, given, distance);
-  }
-}
-/// Adds 8 values over 8 lanes; the sum of value i ends in lane i of the eight.
-__device__ float transposed_sum(float (&values)[8], int lane) {
-  halve<4>(values, lane, 4);
-  halve<2>(values, lane, 2);
-  halve<1>(values, lane, 1);
-  return values[0];
-}
-
-/// Two values as pairs of bf16: the nearest, and of what is left the nearest.
-struct SplitPair {
-  uint32_t high, low;
-};
-__device__ SplitPair split(float x, float y) {
-  const __nv_bfloat162 high = __floats2bfloat162_rn(x, y), low = __floats2bfloat162_rn(x - __low2float(high), y - __high2float(high));
-  return {*reinterpret_cast<const uint32_t*>(&high), *reinterpret_cast<const uint32_t*>(&low)};
-}
-
 /// S <- e^G64 S + sum_j e^(G64 - Gj) uj kj^T for the warp's columns, by all warps of the block together: where `stored` is given there, and
 /// in shared memory if it is read again; if not, the columns at `refill`, where given, are asked for in its place as soon as it is read.
 /// `sums`: G of the positions lane and lane + 32. Keys from position `own` on are the rows' own. The chunk's updates are staged; the keys,
 /// which all warps need, take their place. Products are those of f32 to about 2^-17, factors being split in two bf16.
-template <int kRows, class Ring>
-__device__ void fold(Shared<kRows, Ring, true>& s, const GdnArgs& g, const Job& job, int head, int start, const float (&sums)[2], int own,
+template <int kRows>
+__device__ void fold(Shared<kRows, true>& s, const GdnArgs& g, const Job& job, int head, int start, const float (&sums)[2], int own,
                      float* stored, const float* refill, bool is_read, int warp, int lane) {
-  constexpr bool kSplitKeys = sizeof(Ring) == sizeof(float);
   constexpr int kTiles = kDim / 16, kSteps = kChunk / 16;  // of a matrix instruction: pairs of 8 places in a column; along positions
   constexpr uint32_t kPartBytes = kChunk * kDim * sizeof(__nv_bfloat16);
-  static_assert(sizeof(s.updates) == (kSplitKeys ? 2 : 1) * kPartBytes);
+  static_assert(sizeof(s.updates) == 2 * kPartBytes);
   asm volatile("" : "+r"(start), "+r"(warp), "+r"(lane));  // what is made of them here takes no registers elsewhere
   float4 keys[kChunk / kWarps];
   const auto load_keys = [&](int half) {
@@ -441,7 +141,7 @@ __device__ void fold(Shared<kRows, Ring, true>& s, const GdnArgs& g, const Job& 
       const int j = warp + kWarps * i;
       keys[i] =
           j < own
-              ? four_once(static_cast<const Ring*>(g.ring_k) + (ring_row(g, job, start, j) * g.num_k_heads + job.k_head) * kDim + 4 * lane)
+              ? four_once(static_cast<const float*>(g.ring_k) + (ring_row(g, job, start, j) * g.num_k_heads + job.k_head) * kDim + 4 * lane)
               : four(&s.k[j - own][4 * lane]);
     }
   };
@@ -457,8 +157,8 @@ __device__ void fold(Shared<kRows, Ring, true>& s, const GdnArgs& g, const Job& 
       const float first = __shfl_sync(kAllLanes, factors[step / 2], j % 32), second = __shfl_sync(kAllLanes, factors[step / 2], j % 32 + 1);
 #pragma unroll
       for (int n = 0; n < 2; ++n)
-        updates[n][step][half] = split(first * widened(*update_at(s, warp, j, 8 * n + lane / 4)),
-                                       second * widened(*update_at(s, warp, j + 1, 8 * n + lane / 4)));
+        updates[n][step][half] =
+            split(first * *update_at(s, warp, j, 8 * n + lane / 4), second * *update_at(s, warp, j + 1, 8 * n + lane / 4));
     }
   load_keys(1);
   __syncthreads();
@@ -469,7 +169,7 @@ __device__ void fold(Shared<kRows, Ring, true>& s, const GdnArgs& g, const Job& 
     const uint32_t at = swizzled<kDim / 8>(warp + kWarps * i, lane / 2) + lane % 2 * 8;
     auto* to = reinterpret_cast<unsigned char*>(&s.updates) + at;
     *reinterpret_cast<uint2*>(to) = {front.high, back.high};
-    if constexpr (kSplitKeys) *reinterpret_cast<uint2*>(to + kPartBytes) = {front.low, back.low};
+    *reinterpret_cast<uint2*>(to + kPartBytes) = {front.low, back.low};
   }
   __syncthreads();
   constexpr int kAtOnce = 2;  // pairs of tiles: four chains of products hide each other's latency
@@ -509,12 +209,12 @@ __device__ void fold(Shared<kRows, Ring, true>& s, const GdnArgs& g, const Job& 
         const uint32_t from = tile + swizzled<kDim / 8>(16 * step + lane / 8 % 2 * 8 + lane % 8, 2 * (first_pair + pair) + lane / 16);
         uint32_t high[4], low[4];
         load_matrices_transposed(high, from);
-        if constexpr (kSplitKeys) load_matrices_transposed(low, from + kPartBytes);
+        load_matrices_transposed(low, from + kPartBytes);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           multiply_add(sum[pair][n], u_high, high[2 * n], high[2 * n + 1]);
           multiply_add(sum[pair][n], u_low, high[2 * n], high[2 * n + 1]);
-          if constexpr (kSplitKeys) multiply_add(sum[pair][n], u_high, low[2 * n], low[2 * n + 1]);
+          multiply_add(sum[pair][n], u_high, low[2 * n], low[2 * n + 1]);
         }
       }
     }
@@ -534,15 +234,15 @@ __device__ void fold(Shared<kRows, Ring, true>& s, const GdnArgs& g, const Job& 
 }
 
 /// The same where updates and keys are read from memory, products in f32, without a refill.
-template <int kRows, class Ring>
-__device__ void fold(Shared<kRows, Ring, false>& s, const GdnArgs& g, const Job& job, int head, int start, const float (&sums)[2], int own,
+template <int kRows>
+__device__ void fold(Shared<kRows, false>& s, const GdnArgs& g, const Job& job, int head, int start, const float (&sums)[2], int own,
                      float* stored, const float* /*refill*/, bool /*is_read*/, int warp, int lane) {
   constexpr int kPart = 8, kAhead = 4;  // columns at a time; keys on their way
   asm volatile("" : "+r"(start), "+r"(warp), "+r"(lane));
   const float total = __shfl_sync(kAllLanes, sums[1], 31), decay = expf(total);
   const float factors[2] = {expf(total - sums[0]), expf(total - sums[1])};
-  const Ring* ring_keys = static_cast<const Ring*>(g.ring_k) + job.k_head * kDim + 4 * lane;
-  const Ring* ring_updates = static_cast<const Ring*>(g.ring_u) + head * kDim + warp * kColumns;
+  const float* ring_keys = static_cast<const float*>(g.ring_k) + job.k_head * kDim + 4 * lane;
+  const float* ring_updates = static_cast<const float*>(g.ring_u) + head * kDim + warp * kColumns;
   const auto key = [&](int j) {
     return j < own ? four(ring_keys + ring_row(g, job, start, j) * (g.num_k_heads * kDim)) : four(&s.k[j - own][4 * lane]);
   };
@@ -564,7 +264,7 @@ __device__ void fold(Shared<kRows, Ring, false>& s, const GdnArgs& g, const Job&
         const float4 k = ahead[i];
         if (base + kAhead < kChunk) ahead[i] = key(j + kAhead);
         const float factor = __shfl_sync(kAllLanes, j < 32 ? factors[0] : factors[1], j % 32);
-        const Ring* us = ring_updates + ring_row(g, job, start, j) * (g.num_v_heads * kDim) + part;
+        const float* us = ring_updates + ring_row(g, job, start, j) * (g.num_v_heads * kDim) + part;
 #pragma unroll
         for (int c = 0; c < kPart; c += 4) {
           const float4 u = four(us + c);
@@ -585,57 +285,14 @@ __device__ void fold(Shared<kRows, Ring, false>& s, const GdnArgs& g, const Job&
   __syncwarp();
 }
 
-__device__ __nv_bfloat16* window_at(const GdnArgs& g, const Job& job, int index, int channel) {
-  return static_cast<__nv_bfloat16*>(g.conv_window) + job.window_row(g, index) * ((2 * g.num_k_heads + g.num_v_heads) * kDim) + channel;
-}
-/// The raw columns of the job's channels, eight a thread: those before a boundary whose fold was stored, then the window.
-__device__ void keep_columns(const GdnArgs& g, const Job& job) {
-  const int channels = (2 * g.num_k_heads + g.num_v_heads) * kDim, keys = g.num_k_heads * kDim, window_length = 3 + g.k_max + 1;
-  const int values = (job.end_head - job.head) * (kDim / 8), all = values + (job.keeps_keys ? 2 * (kDim / 8) : 0);
-  const int new_boundary = (job.committed ? job.end : job.cursor) / kChunk * kChunk;
-  for (int item = static_cast<int>(threadIdx.x); item < all; item += kThreads) {
-    const int part = (item - values) / (kDim / 8);
-    const int channel =
-        item < values ? 2 * keys + job.head * kDim + 8 * item : part * keys + job.k_head * kDim + (item - values) % (kDim / 8) * 8;
-    if (new_boundary > job.boundary)
-#pragma unroll
-      for (int c = 0; c < 3; ++c)
-        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(g.boundary_columns) + (job.slot * 3 + c) * channels + channel) =
-            *reinterpret_cast<const uint4*>(job.columns(g, new_boundary - 3 + c, channel));
-    for (int index = max(job.cursor, job.end - window_length); index < job.end; ++index)
-      *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(g.conv_window) + (job.slot * window_length + index % window_length) * channels +
-                                channel) = *reinterpret_cast<const uint4*>(job.given_columns(g, index, channel));
-  }
-}
-
 /// kAlone: the block is alone on its multiprocessor, and has registers to spare.
-template <int kRows, class Ring, bool kStaged, bool kAlone>
+template <int kRows, bool kStaged, bool kAlone>
 __device__ void decode(const GdnArgs& g) {
-  using Memory = Shared<kRows, Ring, kStaged>;
+  using Memory = Shared<kRows, kStaged>;
   extern __shared__ __align__(16) unsigned char memory[];
   Memory& s = *reinterpret_cast<Memory*>(memory);
   constexpr bool kDeals = !kAlone, kStays = kRows == 1 && !kAlone;
-  {
-    const bool dealt = kDeals && (g.phases & kGdnDealt) != 0;
-    bool searches = true;
-#pragma unroll 1
-    for (int attempt = 0; attempt < 2 && searches; ++attempt) {  // where a block's own job has no rows it is dealt another one
-      if (attempt == 1) await_predecessor();
-      if (threadIdx.x == kFinder) {
-        if (attempt == 0) {
-          s.numbers[1] = s.numbers[2] = -1;
-          find_next<kRows>(s.jobs[0], s.numbers[0], g, static_cast<int>(blockIdx.x), true);
-        } else {
-          take_job(s, s.jobs[0], s.numbers[0], g, deal_one(g), true);
-        }
-      }
-      if (dealt && attempt == 0) look_at_runs(s, g);
-      __syncthreads();
-      if (dealt && attempt == 0) put_in_order(s.deal, g);
-      searches = dealt && s.numbers[0] < 0;
-      if (searches) __syncthreads();
-    }
-  }
+  find_first<kRows, kDeals>(s, g);
   // State, ring and window are of the step before: they are read while the projections before this kernel still run.
   if (s.numbers[0] >= 0) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -678,8 +335,8 @@ __device__ void decode(const GdnArgs& g) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int j = 32 * half + 8 * group + warp;
-          const Ring* at =
-              static_cast<const Ring*>(g.ring_k) + (ring_row(g, job, batch.start, j) * g.num_k_heads + job.k_head) * kDim + 4 * phase;
+          const float* at =
+              static_cast<const float*>(g.ring_k) + (ring_row(g, job, batch.start, j) * g.num_k_heads + job.k_head) * kDim + 4 * phase;
 #pragma unroll
           for (int m = 0; m < 4; ++m) earlier[half][m] = j < batch.first ? four_once(at + 32 * m) : float4{0, 0, 0, 0};
         }
@@ -733,7 +390,6 @@ __device__ void decode(const GdnArgs& g) {
         y = {silu_as_bf16(y.x), silu_as_bf16(y.y), silu_as_bf16(y.z), silu_as_bf16(y.w)};
         const float factor = rsqrtf(warp_sum(dot(y, y, 0.0f)) + 1e-6f) * (is_key ? 1.0f : q_scale);
         y = {y.x * factor, y.y * factor, y.z * factor, y.w * factor};
-        if (is_key) y = {as_ring<Ring>(y.x), as_ring<Ring>(y.y), as_ring<Ring>(y.z), as_ring<Ring>(y.w)};
         *reinterpret_cast<float4*>(&(is_key ? s.k : s.q)[r_conv][4 * lane]) = y;
         if (job.keeps_at_once && job.keeps_keys) *reinterpret_cast<uint2*>(window_at(g, job, batch.index + r_conv, channel)) = raw[3];
       }
@@ -897,7 +553,7 @@ __device__ void decode(const GdnArgs& g) {
                 if constexpr (kStaged)
                   u = four(update_at(s, warp, phase, 4 * group) + 8 * m * kColumns);
                 else
-                  u = four(static_cast<const Ring*>(g.ring_u) + (ring_row(g, job, batch.start, j) * g.num_v_heads + head) * kDim +
+                  u = four(static_cast<const float*>(g.ring_u) + (ring_row(g, job, batch.start, j) * g.num_v_heads + head) * kDim +
                            warp * kColumns + 4 * group);
               }
               const float all[4] = {u.x, u.y, u.z, u.w};
@@ -909,11 +565,10 @@ __device__ void decode(const GdnArgs& g) {
             }
           }
           const float sum = fmaf(expf(total), along_state, transposed_sum(sums_u, lane)), other = __shfl_xor_sync(kAllLanes, sum, 1);
-          const float u = as_ring<Ring>(beta * (v - (has_q ? other : sum)));
+          const float u = beta * (v - (has_q ? other : sum));
           const float o = fmaf(s.dots[r][position].y, u, has_q ? sum : other);
-          if (!has_q)
-            put(static_cast<Ring*>(g.ring_u) + (ring_row(g, job, batch.start, position) * g.num_v_heads + head) * kDim + column, u);
-          if (kStaged && !has_q) put(update_at(s, warp, position, my_column), u);  // for later rows and the fold
+          if (!has_q) static_cast<float*>(g.ring_u)[(ring_row(g, job, batch.start, position) * g.num_v_heads + head) * kDim + column] = u;
+          if (kStaged && !has_q) *update_at(s, warp, position, my_column) = u;  // for later rows and the fold
 #pragma unroll
           for (int i = 0; i < kRows; ++i)
             if (i == r) y[i] = o * norm_weight * z;
@@ -949,9 +604,9 @@ __device__ void decode(const GdnArgs& g) {
       }
       // No head reads what these overwrite any more.
       if (const int r = warp / 2; job.keeps_keys && warp % 2 == 0 && r < rows)
-        put_four(
-            static_cast<Ring*>(g.ring_k) + (ring_row(g, job, batch.start, batch.first + r) * g.num_k_heads + job.k_head) * kDim + 4 * lane,
-            four(&s.k[r][4 * lane]));
+        *reinterpret_cast<float4*>(static_cast<float*>(g.ring_k) +
+                                   (ring_row(g, job, batch.start, batch.first + r) * g.num_k_heads + job.k_head) * kDim + 4 * lane) =
+            four(&s.k[r][4 * lane]);
       if constexpr (kRows > 1) {
         if (batch.base > boundary_now && stores_fold()) boundary_now = batch.base;
         if (batch.ends_chunk) boundary_now = batch.base + kChunk;
@@ -972,31 +627,24 @@ __device__ void decode(const GdnArgs& g) {
     __syncwarp();
   }
   await_predecessor();
-  if (kDeals && (g.phases & kGdnDealt) != 0 && threadIdx.x == 0) {  // the last block to end leaves both counts as they were
-    __threadfence();
-    if (atomicAdd(g.dealt + 1, 1) + 1 == static_cast<int>(gridDim.x)) g.dealt[0] = g.dealt[1] = 0;
-  }
+  leave_counts<kDeals>(g);
 }
 
 }  // namespace
 
-static_assert(sizeof(Shared<4, float, true>) <= kGdnDecodeSharedBytesF32 &&
-              sizeof(Shared<4, __nv_bfloat16, true>) <= kGdnDecodeSharedBytesBF16);
-static_assert(sizeof(Shared<4, float, false>) <= kGdnDecodeSharedBytesUnstaged);
+static_assert(sizeof(Shared<4, true>) <= kGdnDecodeSharedBytesF32);
+static_assert(sizeof(Shared<4, false>) <= kGdnDecodeSharedBytesUnstaged);
 
-// Rows at a time, and the ring's dtype. Alone: the only block on its multiprocessor has registers to spare, and a spill is what takes long
-// in a small launch.
-#define QUERN_GDN_DECODE(name, blocks, rows, ring, staged)                                                 \
+// Rows at a time. Alone: the only block on its multiprocessor has registers to spare, and a spill is what takes long in a small launch.
+#define QUERN_GDN_DECODE(name, blocks, rows, staged)                                                       \
   extern "C" __global__ void __launch_bounds__(kThreads, blocks) name(const __grid_constant__ GdnArgs g) { \
-    decode<rows, ring, staged, blocks == 1>(g);                                                            \
+    decode<rows, staged, blocks == 1>(g);                                                                  \
   }
-QUERN_GDN_DECODE(gdn_decode_1_f32, 2, 1, float, true)
-QUERN_GDN_DECODE(gdn_decode_4_f32, 2, 4, float, true)
-QUERN_GDN_DECODE(gdn_decode_1_f32_alone, 1, 1, float, true)
-QUERN_GDN_DECODE(gdn_decode_4_f32_alone, 1, 4, float, true)
-QUERN_GDN_DECODE(gdn_decode_1_f32_unstaged, 1, 1, float, false)
-QUERN_GDN_DECODE(gdn_decode_4_f32_unstaged, 1, 4, float, false)
-QUERN_GDN_DECODE(gdn_decode_1_bf16, 2, 1, __nv_bfloat16, true)
-QUERN_GDN_DECODE(gdn_decode_4_bf16, 2, 4, __nv_bfloat16, true)
+QUERN_GDN_DECODE(gdn_decode_1_f32, 2, 1, true)
+QUERN_GDN_DECODE(gdn_decode_4_f32, 2, 4, true)
+QUERN_GDN_DECODE(gdn_decode_1_f32_alone, 1, 1, true)
+QUERN_GDN_DECODE(gdn_decode_4_f32_alone, 1, 4, true)
+QUERN_GDN_DECODE(gdn_decode_1_f32_unstaged, 1, 1, false)
+QUERN_GDN_DECODE(gdn_decode_4_f32_unstaged, 1, 4, false)
 
 }  // namespace quern::cuda

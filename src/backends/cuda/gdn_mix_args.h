@@ -9,8 +9,9 @@ inline constexpr int kMaxGdnDim = 256;  // d_k and d_v
 
 inline constexpr int32_t kGdnPrompt = 1, kGdnDecode = 2;
 inline constexpr int32_t kGdnToGrid = 1, kGdnHeadsApart = 2, kGdnDealt = 4;
-/// Dynamic shared memory of the kernels in gdn_decode.cu.
-inline constexpr int kGdnDecodeSharedBytesF32 = 113 << 10, kGdnDecodeSharedBytesUnstaged = 81 << 10, kGdnDecodeSharedBytesBF16 = 97 << 10;
+/// Dynamic shared memory of the kernels in gdn_decode.cu, and of those in gdn_decode_bf16.cu; small: where a block may have 99 KB.
+inline constexpr int kGdnDecodeSharedBytesF32 = 113 << 10, kGdnDecodeSharedBytesUnstaged = 81 << 10;
+inline constexpr int kGdnDecodeSharedBytesBF16 = 113 << 10, kGdnDecodeSharedBytesBF16Small = 97 << 10;
 
 /// One GDN layer: its extents, weights, state and the step's rows.
 struct GdnArgs {
