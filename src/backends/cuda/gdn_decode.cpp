@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "backends/cuda/device_code.h"
@@ -18,12 +19,13 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
   struct Functions {
     Function<GdnArgs> decode_1, decode_4, alone_1, alone_4;  // rows at a time; alone: a block a multiprocessor
+    int64_t longest_alone;                                   // rows of a run that alone_4 takes at most
     int shared_bytes;
     bool overlap;  // programmatic dependent launch
   };
   GdnMixKernel(const ops::GdnMix::Problem& problem, GdnLauncher launcher, std::optional<GdnPromptLauncher> prompt,
-               const Functions& functions, std::unique_ptr<ops::Buffer> deal, const Device& gpu)
-      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), deal_(std::move(deal)), num_sms_(gpu.num_sms()), l2_bytes_(gpu.l2_bytes()) {}
+               const Functions& functions, std::unique_ptr<ops::Buffer> deal, std::unique_ptr<ops::Buffer> key_readers, const Device& gpu)
+      : problem_(problem), launcher_(std::move(launcher)), prompt_(prompt), functions_(functions), deal_(std::move(deal)), key_readers_(std::move(key_readers)), num_sms_(gpu.num_sms()), l2_bytes_(gpu.l2_bytes()) {}
 
   [[nodiscard]] std::string_view arithmetic() const override { return !prompt_ ? "cuda.mma.bf16" : prompt_->hopper() ? "cuda.sm90.chunked.bf16" : "cuda.mma.chunked.bf16"; }
   [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
@@ -41,7 +43,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
       // Few states leave the memory idle while they are computed with.
       const int64_t state_bytes = kinds.num_decode_runs * problem_.num_v_heads * kDim * kDim * static_cast<int64_t>(sizeof(float));
       if (state_bytes <= l2_bytes_ / 4) args.prefetch = plain::prefetch_of(launch, l2_bytes_ / 2);
-      launch_decode(stream, kinds.longest_decode_run == 1, args);
+      launch_decode(stream, kinds.longest_decode_run, args);
     }
     if (kinds.prompt) {
       args.kinds = kGdnPrompt;
@@ -55,13 +57,14 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
 
  private:
   /// A block a head while key heads would leave multiprocessors idle, else blocks that take the heads of a key head, one after the other.
-  void launch_decode(Stream& stream, bool single_rows, GdnArgs& args) const {
+  void launch_decode(Stream& stream, int64_t longest_run, GdnArgs& args) const {
     const int64_t runs = args.step.num_runs, blocks = kBlocks * num_sms_;
-    const bool apart = runs * problem_.num_k_heads < num_sms_, alone = runs * problem_.num_v_heads <= num_sms_;
-    const Function<GdnArgs>& function = single_rows ? (alone ? functions_.alone_1 : functions_.decode_1) : (alone ? functions_.alone_4 : functions_.decode_4);
+    const bool apart = runs * problem_.num_k_heads < num_sms_, alone = apart && runs * problem_.num_v_heads <= num_sms_ && longest_run <= functions_.longest_alone;
+    const Function<GdnArgs>& function = longest_run == 1 ? (alone ? functions_.alone_1 : functions_.decode_1) : (alone ? functions_.alone_4 : functions_.decode_4);
     const int64_t jobs = runs * (apart ? problem_.num_v_heads : problem_.num_k_heads);
     const bool dealt = deal_ != nullptr && !apart && jobs > blocks && runs <= kMaxDealtRuns;
     args.phases = apart ? kGdnHeadsApart : dealt ? kGdnDealt : 0;
+    args.key_readers = key_readers_ != nullptr ? reinterpret_cast<uint32_t*>(key_readers_->address()) : nullptr;
     args.dealt = dealt ? reinterpret_cast<int32_t*>(deal_->address()) : nullptr;
     stream.launch(function,
                   {.grid = {static_cast<unsigned>(std::min(jobs, blocks))},
@@ -76,6 +79,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   std::optional<GdnPromptLauncher> prompt_;  // none: the plain kernels take prompt rows
   Functions functions_;
   std::unique_ptr<ops::Buffer> deal_;  // GdnArgs::dealt; none where a key head has no value heads, since what is dealt has rows to compute
+  std::unique_ptr<ops::Buffer> key_readers_;  // GdnArgs::key_readers
   int64_t num_sms_, l2_bytes_;
 };
 
@@ -87,6 +91,8 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
     ASSIGN_OR_RETURN(prompt, GdnPromptLauncher::create(problem, gpu));
   }
   GdnMixKernel::Functions functions;
+  functions.longest_alone = std::numeric_limits<int64_t>::max();
+  std::unique_ptr<ops::Buffer> key_readers;
   std::string_view image = "gdn_decode";
   const auto find = [&](Function<GdnArgs>& function, const char* name) -> Result<void> {
     ASSIGN_OR_RETURN(function, gpu.function<GdnArgs>(image, name, functions.shared_bytes));
@@ -98,8 +104,17 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
     functions.shared_bytes = small ? kGdnDecodeSharedBytesBF16Small : kGdnDecodeSharedBytesBF16;
     RETURN_IF_ERROR(find(functions.decode_1, small ? "gdn_decode_1_bf16_small" : "gdn_decode_1_bf16"));
     RETURN_IF_ERROR(find(functions.decode_4, small ? "gdn_decode_4_bf16_small" : "gdn_decode_4_bf16"));
-    functions.alone_1 = functions.decode_1;
-    functions.alone_4 = functions.decode_4;
+    if (small) {
+      functions.alone_1 = functions.decode_1;
+      functions.alone_4 = functions.decode_4;
+    } else {
+      image = "gdn_few_bf16";
+      RETURN_IF_ERROR(find(functions.alone_1, "gdn_few_1_bf16"));
+      RETURN_IF_ERROR(find(functions.alone_4, "gdn_few_4_bf16"));
+      functions.longest_alone = std::min<int64_t>(4, problem.k_max + 1);
+      const int64_t runs = gpu.num_sms() / std::max<int64_t>(problem.num_v_heads, 1);
+      ASSIGN_OR_RETURN(key_readers, gpu.upload(std::vector<int32_t>(static_cast<size_t>(std::max<int64_t>(runs * problem.num_k_heads, 1))), "the GDN blocks that have read keys"));
+    }
   } else if (gpu.max_shared_bytes() >= kGdnDecodeSharedBytesF32) {
     functions.shared_bytes = kGdnDecodeSharedBytesF32;
     RETURN_IF_ERROR(find(functions.decode_1, "gdn_decode_1_f32"));
@@ -119,7 +134,7 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
   if (deals && std::ssize(std::set(problem.k_head.begin(), problem.k_head.end())) == problem.num_k_heads) {
     ASSIGN_OR_RETURN(deal, gpu.upload(std::vector<int32_t>{0, 0}, "the GDN jobs that were dealt"));
   }
-  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, std::move(deal), gpu));
+  return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem, std::move(launcher), prompt, functions, std::move(deal), std::move(key_readers), gpu));
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ struct GdnArgs {
   float* ring_g;
   void *conv_window, *boundary_columns;
   int32_t* dealt;     // with kGdnDealt [2], zeros before and after each launch: jobs that were dealt, blocks that are done
+  uint32_t* key_readers;  // of gdn_few [num_runs, num_k_heads], zeros before and after each launch: blocks that have read keys that are folded
   Prefetch prefetch;  // of gdn_decode
 };
 
