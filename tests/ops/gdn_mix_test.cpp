@@ -507,6 +507,32 @@ TEST(GdnMix, OfTheModelsHeadsMixesPromptsOfSeveralSlotsAsIfAlone) {
   EXPECT_EQ(pairs.live_state(0), alone.live_state(0));
 }
 
+TEST(GdnMix, OfTheModelsHeadsFindsPromptsWhereverTheyStandAmongDecodeRuns) {
+  constexpr std::array<int64_t, 2> kBefore = {10, 63}, kPrompts = {70, 130};  // rows of the decoding slots 0 and 1, and of the prompts of slots 2 and 3
+  std::vector<std::string> expected, states;
+  for (const int64_t rows : {kBefore[0], kBefore[1], kPrompts[0], kPrompts[1]}) {
+    GdnBed alone(kGdnRealHeads, DType::kBF16, DType::kBF16);
+    if (expected.size() < kBefore.size()) alone.feed(0, rows, RowKind::kPrompt);
+    expected.push_back(expected.size() < kBefore.size() ? alone.feed(0, 1, RowKind::kDecode) : alone.feed(0, rows, RowKind::kPrompt));
+    states.push_back(alone.live_state(0));
+  }
+  const RowRun padding{-1, 0, 0, RowKind::kDecode, true}, first{0, 0, 1, RowKind::kDecode, true}, second{1, 0, 1, RowKind::kDecode, true}, prompt{2, 0, kPrompts[0], RowKind::kPrompt, true},
+      longer{3, 0, kPrompts[1], RowKind::kPrompt, true};
+  for (const std::vector<RowRun>& runs : {std::vector{prompt, longer, first, second}, {first, second, longer, prompt}, {padding, first, prompt, padding, second, longer}, {longer, first, padding, second, prompt},
+                                          {second, padding, longer, first}}) {
+    GdnBed together(kGdnRealHeads, DType::kBF16, DType::kBF16, 2, 220, 4);
+    for (const int64_t slot : {1, 2, 3}) together.clear(slot);
+    together.feed_together({{0, kBefore[0]}, {1, kBefore[1]}});
+    const std::vector<std::string> out = together.feed_runs(runs);
+    for (size_t i = 0; i < runs.size(); ++i)
+      if (runs[i].slot >= 0) {
+        SCOPED_TRACE(fmt::format("slot {}, run {} of {}", runs[i].slot, i, runs.size()));
+        EXPECT_EQ(out[i], expected[static_cast<size_t>(runs[i].slot)]);
+        EXPECT_EQ(together.live_state(runs[i].slot), states[static_cast<size_t>(runs[i].slot)]);
+      }
+  }
+}
+
 TEST(GdnMix, KeepsTheStateOfTheBoundaryUntilAVerifyIsCommitted) {
   GdnBed bed(kGdnExtents[0], DType::kF32, DType::kF32), plain(kGdnExtents[0], DType::kF32, DType::kF32);
   bed.feed(0, 62, RowKind::kPrompt);

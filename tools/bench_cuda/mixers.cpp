@@ -21,15 +21,16 @@ enum class Cursors {
   kOverdue,   // all stand behind a chunk whose fold is due, as after a verify that ended it
 };
 
-/// The tables of a step in which each of `num_runs` sequences has `rows` rows at index `cursor`, or from there on where `cursors` says, or up to `spread` later.
+/// The tables of a step in which each of `num_runs` sequences has `rows` rows at index `cursor`, or from there on where `cursors` says, or up to `spread` later; then `beside` others a decode row each.
 struct Step {
   std::vector<ops::RowRun> runs;
   ops::Rows rows;
   int64_t ring_rows = 0;  // of all sequences, since their last boundaries
   Step(Bench& bench, int32_t num_runs, int32_t num_rows, int32_t cursor, ops::RowKind kind, const TensorView& block_tables, Cursors cursors = Cursors::kHalf,
-       int32_t spread = 0) {
-    std::vector<ops::RunEntry> entries(static_cast<size_t>(num_runs));
-    std::vector<int32_t> row_runs(static_cast<size_t>(num_runs * num_rows)), indices, slot_cursors, slot_boundaries;
+       int32_t spread = 0, int32_t beside = 0) {
+    const int32_t all_runs = num_runs + beside, all_rows = num_runs * num_rows + beside;
+    std::vector<ops::RunEntry> entries(static_cast<size_t>(all_runs));
+    std::vector<int32_t> row_runs(static_cast<size_t>(all_rows)), indices, slot_cursors, slot_boundaries;
     for (int32_t r = 0; r < num_runs; ++r) {
       const int32_t chunk = cursor / 64 * 64;
       const int32_t at = cursors == Cursors::kSpread ? chunk + (r + 64 - num_rows) % 64 : cursors == Cursors::kEnd ? chunk + 64 - num_rows : cursors == Cursors::kOverdue ? chunk + 1 : cursor + static_cast<int32_t>(int64_t{r} * spread / num_runs);
@@ -39,21 +40,28 @@ struct Step {
       runs.push_back({r, r * num_rows, num_rows, kind, kind == ops::RowKind::kPrompt || num_rows == 1});
       for (int32_t i = 0; i < num_rows; ++i) indices.push_back(at + i);
     }
+    for (int32_t r = 0; r < beside; ++r) {
+      slot_cursors.push_back(1056);
+      slot_boundaries.push_back(1024);
+      ring_rows += slot_cursors.back() - slot_boundaries.back();
+      runs.push_back({num_runs + r, num_runs * num_rows + r, 1, ops::RowKind::kDecode, true});
+      indices.push_back(slot_cursors.back());
+    }
     ops::fill_run_tables(runs, entries, row_runs);
     std::vector<int32_t> table;
     for (const ops::RunEntry& entry : entries) table.insert(table.end(), {entry.slot, entry.first_row, entry.num_rows, entry.flags});
-    rows.num_rows = num_runs * num_rows;
+    rows.num_rows = all_rows;
     rows.runs = runs;
-    rows.run_table = bench.ints({num_runs, ops::kRunFields}, table);
+    rows.run_table = bench.ints({all_runs, ops::kRunFields}, table);
     rows.row_runs = bench.ints({rows.num_rows}, row_runs);
     rows.given_tokens = rows.tokens = rows.indices = bench.ints({rows.num_rows}, indices);
-    rows.run_positions = bench.tensor(DType::kI32, {num_runs, 3});
+    rows.run_positions = bench.tensor(DType::kI32, {all_runs, 3});
     rows.positions = bench.tensor(DType::kI32, {rows.num_rows, 3});
-    rows.slots.cursor = bench.ints({num_runs}, slot_cursors);
-    rows.slots.boundary = bench.ints({num_runs}, slot_boundaries);
-    rows.slots.last_token = bench.tensor(DType::kI32, {num_runs});
-    rows.slots.position_delta = bench.tensor(DType::kI32, {num_runs});
-    rows.slots.drafts = bench.tensor(DType::kI32, {num_runs, kDrafts});
+    rows.slots.cursor = bench.ints({all_runs}, slot_cursors);
+    rows.slots.boundary = bench.ints({all_runs}, slot_boundaries);
+    rows.slots.last_token = bench.tensor(DType::kI32, {all_runs});
+    rows.slots.position_delta = bench.tensor(DType::kI32, {all_runs});
+    rows.slots.drafts = bench.tensor(DType::kI32, {all_runs, kDrafts});
     rows.slots.block_tables = block_tables;
   }
   Step(const Step&) = delete;
@@ -98,7 +106,10 @@ class Mixers {
       }
     for (const int rows : {512, 1024, 2048, 8192})
       if (selection_.has(rows)) mix(*kernel, *packed, channels, 1, rows, 0, ops::RowKind::kPrompt, "gdn_mix");
-    if (selection_.has(512)) mix(*kernel, *packed, channels, 4, 512, 0, ops::RowKind::kPrompt, "gdn_mix");
+    if (selection_.has(512)) {
+      mix(*kernel, *packed, channels, 4, 512, 0, ops::RowKind::kPrompt, "gdn_mix");
+      for (const int beside : {64, 256}) mix(*kernel, *packed, channels, 1, 512, 0, ops::RowKind::kPrompt, fmt::format("gdn_mix, {} decode rows beside", beside), Cursors::kHalf, beside);
+    }
   }
 
   void attention() {
@@ -174,18 +185,19 @@ class Mixers {
   }
 
   void mix(const ops::GdnMix::Kernel& kernel, const ops::Buffer& packed, int64_t channels, int runs, int rows, int cursor, ops::RowKind kind,
-           std::string_view what, Cursors cursors = Cursors::kHalf) {
-    const Step step(bench_, runs, rows, cursor, kind, {}, cursors);
+           std::string_view what, Cursors cursors = Cursors::kHalf, int beside = 0) {
+    const Step step(bench_, runs, rows, cursor, kind, {}, cursors, 0, beside);
+    const int64_t slots = runs + beside;
     const int64_t n = step.rows.num_rows, ring = 64 + kDrafts + 1, window = 3 + kDrafts + 1;
     std::vector<ops::GdnStateView> states;
     for (int i = 0; i < kLayers; ++i) {
       ops::GdnStateView& s = states.emplace_back();
-      s.state = bench_.tensor(DType::kF32, {runs, kVHeads, kGdnDim, kGdnDim});
-      s.ring_k = bench_.tensor(selection_.ring, {runs, ring, kKHeads, kGdnDim});
-      s.ring_u = bench_.tensor(selection_.ring, {runs, ring, kVHeads, kGdnDim});
-      s.ring_g = bench_.tensor(DType::kF32, {runs, ring, kVHeads});
-      s.conv_window = bench_.tensor(DType::kBF16, {runs, window, channels});
-      s.boundary_columns = bench_.tensor(DType::kBF16, {runs, 3, channels});
+      s.state = bench_.tensor(DType::kF32, {slots, kVHeads, kGdnDim, kGdnDim});
+      s.ring_k = bench_.tensor(selection_.ring, {slots, ring, kKHeads, kGdnDim});
+      s.ring_u = bench_.tensor(selection_.ring, {slots, ring, kVHeads, kGdnDim});
+      s.ring_g = bench_.tensor(DType::kF32, {slots, ring, kVHeads});
+      s.conv_window = bench_.tensor(DType::kBF16, {slots, window, channels});
+      s.boundary_columns = bench_.tensor(DType::kBF16, {slots, 3, channels});
     }
     const ops::GdnInputs in{bench_.random(DType::kBF16, {n, channels}), bench_.random(DType::kBF16, {n, kVHeads * kGdnDim}), bench_.random(DType::kBF16, {n, kVHeads}),
                             bench_.random(DType::kBF16, {n, kVHeads})};
@@ -196,7 +208,7 @@ class Mixers {
                            }) /
                            kLayers;
     // States and what rings hold are read once. The recurrent form's useful work: two products with the state and one update of it a row.
-    const int64_t state_bytes = runs * kVHeads * kGdnDim * kGdnDim * 4, ring_bytes = step.ring_rows * (kKHeads + kVHeads) * kGdnDim * static_cast<int64_t>(dtype_size(selection_.ring));
+    const int64_t state_bytes = slots * kVHeads * kGdnDim * kGdnDim * 4, ring_bytes = step.ring_rows * (kKHeads + kVHeads) * kGdnDim * static_cast<int64_t>(dtype_size(selection_.ring));
     add(what, runs, kind, seconds, static_cast<double>(state_bytes + ring_bytes), 6.0 * static_cast<double>(n * kVHeads * kGdnDim * kGdnDim), rows);
     bench_.release();
   }

@@ -48,6 +48,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     if (kinds.prompt) {
       args.kinds = kGdnPrompt;
       args.phases = 0;
+      args.first_run = kinds.first_prompt_run;
+      args.end_run = kinds.end_prompt_runs;
       if (prompt_)
         prompt_->launch(stream, rows, args, launcher_, launch.workspace);
       else

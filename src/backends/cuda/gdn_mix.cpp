@@ -57,6 +57,8 @@ GdnArgs GdnLauncher::arguments(const ops::Rows& rows, const ops::GdnInputs& in, 
   GdnArgs args{};
   args.step = plain::step_tables(rows);
   args.kinds = kGdnPrompt | kGdnDecode;
+  args.first_run = 0;
+  args.end_run = args.step.num_runs;
   args.num_k_heads = static_cast<int32_t>(problem_.num_k_heads);
   args.num_v_heads = static_cast<int32_t>(problem_.num_v_heads);
   args.d_k = static_cast<int32_t>(problem_.d_k);
@@ -85,25 +87,29 @@ GdnArgs GdnLauncher::arguments(const ops::Rows& rows, const ops::GdnInputs& in, 
   return args;
 }
 
-void GdnLauncher::launch_rows(Stream& stream, const GdnArgs& args) const {
-  const auto runs = static_cast<unsigned>(args.step.num_runs), ring_length = static_cast<unsigned>(ops::kGrid + problem_.k_max + 1);
-  stream.launch(rows_, {.grid = {runs, static_cast<unsigned>(problem_.num_v_heads)}, .block = {kThreads}, .shared_bytes = static_cast<unsigned>(shared_bytes(problem_))},
+void GdnLauncher::launch_rows(Stream& stream, const GdnArgs& args, bool programmatic) const {
+  const auto runs = static_cast<unsigned>(args.end_run - args.first_run), ring_length = static_cast<unsigned>(ops::kGrid + problem_.k_max + 1);
+  stream.launch(rows_,
+                {.grid = {runs, static_cast<unsigned>(problem_.num_v_heads)},
+                 .block = {kThreads},
+                 .shared_bytes = static_cast<unsigned>(shared_bytes(problem_)),
+                 .programmatic = programmatic},
                 args);
-  stream.launch(keys_, {.grid = {runs, static_cast<unsigned>(problem_.num_k_heads), ring_length}, .block = {kThreads}}, args);
+  stream.launch(keys_, {.grid = {runs, static_cast<unsigned>(problem_.num_k_heads), ring_length}, .block = {kThreads}, .programmatic = programmatic}, args);
 }
 
 void GdnLauncher::launch(Stream& stream, const GdnArgs& args) const {
-  launch_rows(stream, args);
-  keep_window(stream, args);
+  launch_rows(stream, args, false);
+  keep_window(stream, args, false);
 }
 
-void GdnLauncher::launch_to_grid(Stream& stream, GdnArgs args) const {
+void GdnLauncher::launch_to_grid(Stream& stream, GdnArgs args, bool programmatic) const {
   args.phases = kGdnToGrid;
-  launch_rows(stream, args);
+  launch_rows(stream, args, programmatic);
 }
 
-void GdnLauncher::keep_window(Stream& stream, const GdnArgs& args) const {
-  stream.launch(window_, {.grid = {static_cast<unsigned>(args.step.num_runs), plain::blocks_for(channels_, kThreads)}, .block = {kThreads}}, args);
+void GdnLauncher::keep_window(Stream& stream, const GdnArgs& args, bool programmatic) const {
+  stream.launch(window_, {.grid = {static_cast<unsigned>(args.end_run - args.first_run), plain::blocks_for(channels_, kThreads)}, .block = {kThreads}, .programmatic = programmatic}, args);
 }
 
 namespace plain {

@@ -94,9 +94,11 @@ __device__ void read_ring(const GdnArgs& g, const Chunk& c, int64_t slot, int64_
 /// A block per run and value head.
 extern "C" __global__ void __launch_bounds__(kThreads) gdn_rows(const __grid_constant__ GdnArgs g) {
   extern __shared__ float memory[];
+  await_predecessor();
+  release_successor();
   const int head = static_cast<int>(blockIdx.y), k_head = g.k_head[head], d_k = g.d_k, d_v = g.d_v;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  const Run run = to_grid(g, run_of(g, static_cast<int>(blockIdx.x)));
+  const Run run = to_grid(g, run_of(g, g.first_run + static_cast<int>(blockIdx.x)));
   const bool fold_only = run.cursor == run.end && g.step.boundary[run.slot] + kGrid <= run.cursor;  // a run from a grid point on
   if (run.cursor == run.end && !fold_only) return;
   const Chunk c = chunk_in(memory, g);
@@ -194,7 +196,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_rows(const __grid_con
 /// A block per run, k head and row that the ring holds.
 extern "C" __global__ void __launch_bounds__(kThreads) gdn_keys(const __grid_constant__ GdnArgs g) {
   __shared__ float k[kMaxGdnDim], shared[kWarps];
-  const Run run = to_grid(g, run_of(g, static_cast<int>(blockIdx.x)));
+  await_predecessor();
+  release_successor();
+  const Run run = to_grid(g, run_of(g, g.first_run + static_cast<int>(blockIdx.x)));
   const int k_head = static_cast<int>(blockIdx.y);
   const int64_t index = run.end - 1 - blockIdx.z;
   if (index < run.cursor) return;
@@ -205,7 +209,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_keys(const __grid_con
 
 /// A thread per run and channel: the columns before the boundary that gdn_rows has stored a fold at, then the window.
 extern "C" __global__ void __launch_bounds__(kThreads) gdn_window(const __grid_constant__ GdnArgs g) {
-  const Run run = run_of(g, static_cast<int>(blockIdx.x));
+  await_predecessor();
+  const Run run = run_of(g, g.first_run + static_cast<int>(blockIdx.x));
   const int64_t channels = channels_of(g), channel = int64_t{blockIdx.y} * kThreads + threadIdx.x, window = 3 + g.k_max + 1;
   if (run.cursor == run.end || channel >= channels) return;
   const int64_t boundary = (run.committed ? run.end : run.cursor) / kGrid * kGrid;

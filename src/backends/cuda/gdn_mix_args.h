@@ -16,6 +16,7 @@ inline constexpr int kGdnDecodeSharedBytesBF16 = 113 << 10, kGdnDecodeSharedByte
 /// One GDN layer: its extents, weights, state and the step's rows.
 struct GdnArgs {
   StepTables step;
+  int32_t first_run, end_run;  // those of the step that a grid over runs has
   int32_t kinds;   // of the runs that the launch computes: kGdnPrompt | kGdnDecode
   int32_t phases;  // of gdn_decode: kGdnHeadsApart or all heads of a key head together, kGdnDealt; of gdn_rows and gdn_keys: kGdnToGrid or all rows
   int32_t num_k_heads, num_v_heads, d_k, d_v, k_max;

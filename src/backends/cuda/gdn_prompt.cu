@@ -240,7 +240,7 @@ __device__ void scan(const GdnPromptArgs& args) {
   const int head = static_cast<int>(blockIdx.x) / kParts, part = static_cast<int>(blockIdx.x) % kParts, k_head = g.k_head[head];
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int column = part * kGdnPromptColumns + warp * 16;
-  const Chunks chunks(args, static_cast<int>(blockIdx.y));
+  const Chunks chunks(args, args.gdn.first_run + static_cast<int>(blockIdx.y));
   if (chunks.begin >= chunks.end) return;
 
   const auto fetch = [&](int tile, Stage& s) {

@@ -31,7 +31,7 @@ __device__ inline Tile tile_of(const GdnArgs& g, const RunRecord& record, int ch
   return {record.slot, cursor, record.first_row, base, rows};
 }
 __device__ inline Tile tile_of(const GdnArgs& g, int number) {
-  for (int run = 0; run < g.step.num_runs; ++run) {
+  for (int run = g.first_run; run < g.end_run; ++run) {
     const RunRecord record = g.step.runs[run];
     const int tiles = tiles_of(record);
     if (number < tiles) return tile_of(g, record, number);
@@ -111,7 +111,7 @@ struct Chunks {
   RunRecord record;
   int first, begin, end;  // the run's first tile, possibly before the launch's; what is to be done
   __device__ Chunks(const GdnPromptArgs& args, int run) : record(args.gdn.step.runs[run]), first(-args.first_tile) {
-    for (int before = 0; before < run; ++before) first += tiles_of(args.gdn.step.runs[before]);
+    for (int before = args.gdn.first_run; before < run; ++before) first += tiles_of(args.gdn.step.runs[before]);
     begin = max(0, first);
     end = min(args.num_tiles, first + tiles_of(record));
     while (end > begin && at(args.gdn, end - 1).rows == 0) --end;

@@ -27,12 +27,17 @@ struct Kinds {
   bool prompt = false;
   int64_t num_decode_runs = 0, longest_decode_run = 0;
   int32_t first_decode_row = 0, end_decode_row = 0;
+  int32_t first_prompt_run = 0, end_prompt_runs = 0;  // all prompt runs are among these
 };
 inline Kinds kinds_of(const ops::Rows& rows) {
   Kinds kinds;
-  for (const ops::RowRun& run : rows.runs) {
+  for (size_t number = 0; number < rows.runs.size(); ++number) {
+    const ops::RowRun& run = rows.runs[number];
     if (run.kind == ops::RowKind::kPrompt) {
-      kinds.prompt = kinds.prompt || run.num_rows > 0;
+      if (run.num_rows == 0) continue;
+      if (!kinds.prompt) kinds.first_prompt_run = static_cast<int32_t>(number);
+      kinds.prompt = true;
+      kinds.end_prompt_runs = static_cast<int32_t>(number) + 1;
       continue;
     }
     if (run.num_rows == 0) continue;
