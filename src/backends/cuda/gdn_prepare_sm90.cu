@@ -1,9 +1,9 @@
 #include "backends/cuda/gdn_prompt_sm90.cuh"
 
-// What the scan on Hopper takes of every chunk, as in gdn_prompt.cu: q and k after the conv as images of bf16, T and its remainder, P rounded to bf16, scalars. A block has a chunk of a k head and
+// What the scan on Hopper takes of every chunk, as in gdn_prompt.cu: q and k after the conv as images of bf16, T and P rounded to bf16, scalars. A block has a chunk of a k head and
 // up to kGdnPrepareHeads90 of the value heads that share it. Rows of images, and columns of T and P, in the order of reversed(). Above their blocks of 16 on the diagonal T and P are not written.
 //
-// T = (I + L)^-1 diag(beta) by blocks of 16: D_i = (I + L_ii)^-1 by substitution, in f32; below the diagonal T_ij = -D_i sum_{j <= m < i} L_im T_mj on the matrix units, operands split into two bf16.
+// T = (I + L)^-1 diag(beta) by blocks of 16: D_i = (I + L_ii)^-1 by substitution, in f32; below the diagonal T_ij = -D_i sum_{j <= m < i} L_im T_mj on the matrix units, operands rounded to bf16.
 
 namespace quern::cuda {
 
@@ -15,11 +15,10 @@ constexpr int kThreads = 256, kPadded = 16 * 16 + 4;
 constexpr float kLog2OfE = 1.4426950408889634f;
 
 struct Shared {
-  unsigned char queries[kGdnPromptRowBytes], keys[kGdnPromptRowBytes];  // afterwards T of the first two heads
-  unsigned char third[2 * kGdnPromptImageBytes];                       // T of the third
+  unsigned char queries[kGdnPromptRowBytes], keys[kGdnPromptRowBytes];  // afterwards T of the heads
   unsigned char p[kGdnPrepareHeads90][kGdnPromptImageBytes];
-  unsigned char lower[kGdnPrepareHeads90][6][2][512];    // blocks of L below the diagonal, [16, 16] in two parts
-  float diagonal[kGdnPrepareHeads90][4][kPadded];        // those on it, by columns; afterwards their inverses in two parts
+  unsigned char lower[kGdnPrepareHeads90][6][512];       // blocks of L below the diagonal, [16, 16] in bf16
+  float diagonal[kGdnPrepareHeads90][4][kPadded];        // those on it, by columns; afterwards their inverses in bf16
   float2 decays[kGdnPrepareHeads90][kChunk];             // G log2(e), f of k
   float beta[kGdnPrepareHeads90][kChunk];
   float query_factor[kChunk], key_factor[kChunk];
@@ -35,33 +34,22 @@ __device__ __forceinline__ float power_of_two(float x) {
 /// Offset of 16 bytes in a block [16, 16] of bf16.
 __device__ __forceinline__ uint32_t small_at(int row, int piece) { return static_cast<uint32_t>(row * 32 + (piece ^ (row >> 2 & 1)) * 16); }
 
-struct Parts { uint32_t high[4], low[4]; };  // of a block [16, 16], as fragments
-/// C fragments, two tiles of 8 columns, to rows 0 .. 7 and 8 .. 15 of the first tile, then of the second
-__device__ __forceinline__ void split_block(const float (&x)[2][4], Parts& out) {
+/// A block [16, 16] as fragments: rows 0 .. 7 and 8 .. 15 of its first 8 columns, then of the others.
+using Block = uint32_t[4];
+__device__ __forceinline__ void round_block(const float (&x)[2][4], Block& out) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) split(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1], out.high[i], out.low[i]);
+  for (int i = 0; i < 4; ++i) out[i] = bf16_pair(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
 }
-__device__ __forceinline__ void transpose_block(Parts& x) {
+__device__ __forceinline__ void transpose_block(Block& x) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x.high[i] = transposed(x.high[i]);
-    x.low[i] = transposed(x.low[i]);
-  }
+  for (int i = 0; i < 4; ++i) x[i] = transposed(x[i]);
 }
 /// sum += A B; A as load_matrices leaves it, B: [tile of 8 columns, half of the rows]
-__device__ __forceinline__ void block_product(float (&sum)[2][4], const Parts& a, const Parts& b) {
+__device__ __forceinline__ void block_product(float (&sum)[2][4], const Block& a, const Block& b) {
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    multiply_add(sum[n], a.high, b.high[2 * n], b.high[2 * n + 1]);
-    multiply_add(sum[n], a.low, b.high[2 * n], b.high[2 * n + 1]);
-    multiply_add(sum[n], a.high, b.low[2 * n], b.low[2 * n + 1]);
-  }
+  for (int n = 0; n < 2; ++n) multiply_add(sum[n], a, b[2 * n], b[2 * n + 1]);
 }
-__device__ __forceinline__ void load_block(Parts& a, const unsigned char (&at)[2][512], int lane) {
-  const uint32_t offset = small_at(lane % 16, lane / 16);
-  load_matrices(a.high, hopper::shared_address(at[0]) + offset);
-  load_matrices(a.low, hopper::shared_address(at[1]) + offset);
-}
+__device__ __forceinline__ void load_block(Block& a, const void* at, int lane) { load_matrices(a, hopper::shared_address(at) + small_at(lane % 16, lane / 16)); }
 
 }  // namespace
 
@@ -225,19 +213,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_prompt_prepare_sm9
           store_matrices(hopper::shared_address(s.p[h]) + swizzled<8>(strip * 16 + matrix % 2 * 8 + lane % 8, n + matrix / 2), bf16_pair(x[0][0], x[0][1]), bf16_pair(x[0][2], x[0][3]),
                     bf16_pair(x[1][0], x[1][1]), bf16_pair(x[1][2], x[1][3]));
         else if (n > 2 * strip) {
-          Parts parts;
-          split_block(x, parts);
-          unsigned char(&to)[2][512] = s.lower[h][i_block * (i_block - 1) / 2 + j_block];
-          const uint32_t at = small_at(matrix % 2 * 8 + lane % 8, matrix / 2);
-          store_matrices(hopper::shared_address(to[0]) + at, parts.high[0], parts.high[1], parts.high[2], parts.high[3]);
-          store_matrices(hopper::shared_address(to[1]) + at, parts.low[0], parts.low[1], parts.low[2], parts.low[3]);
+          Block block;
+          round_block(x, block);
+          store_matrices(hopper::shared_address(s.lower[h][i_block * (i_block - 1) / 2 + j_block]) + small_at(matrix % 2 * 8 + lane % 8, matrix / 2), block[0], block[1], block[2], block[3]);
         }
       }
     }
   }
   if (thread == 0) hopper::await_bulk_reads();  // of q and k, where T will stand
   __syncthreads();
-  const auto inverse_of = [&](int h) { return h == 0 ? s.queries : h == 1 ? s.keys : s.third; };
+  const auto inverse_of = [&](int h) { return h == 2 ? s.keys : s.queries + h * kGdnPromptImageBytes; };
   if (const int h = warp / 2; h < count) {  // (I + L)^-1 of the blocks on the diagonal, a column a lane
     const int block = warp % 2 * 2 + lane / 16, column = lane % 16;
     float* lower = s.diagonal[h][block];
@@ -260,50 +245,40 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_prompt_prepare_sm9
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const uint32_t at = small_at(i, column / 8) + column % 8 * 2, image_place = image_at((block ^ 3) * 16 + i, (block ^ 3) * 2 + column / 8) + column % 8 * 2;
-      const __nv_bfloat16 rounded = __float2bfloat16_rn(x[i]);
-      *reinterpret_cast<__nv_bfloat16*>(plain + at) = rounded;
-      *reinterpret_cast<__nv_bfloat16*>(plain + 512 + at) = __float2bfloat16_rn(x[i] - __bfloat162float(rounded));
-      const float value = x[i] * beta;
-      const __nv_bfloat16 scaled = __float2bfloat16_rn(value);
-      *reinterpret_cast<__nv_bfloat16*>(image + image_place) = scaled;
-      *reinterpret_cast<__nv_bfloat16*>(image + kGdnPromptImageBytes + image_place) = __float2bfloat16_rn(value - __bfloat162float(scaled));
+      *reinterpret_cast<__nv_bfloat16*>(plain + at) = __float2bfloat16_rn(x[i]);
+      *reinterpret_cast<__nv_bfloat16*>(image + image_place) = __float2bfloat16_rn(x[i] * beta);
     }
   }
   __syncthreads();
   // Blocks below the diagonal of T: with those above them in their column, X_ij = -D_i sum_m L_im X_mj.
   const auto column_of_blocks = [&]<int kColumn>(int h) {
     unsigned char* image = inverse_of(h);
-    Parts x[3 - kColumn];
-    {
-      const uint32_t at = image_at((kColumn ^ 3) * 16 + lane % 16, (kColumn ^ 3) * 2 + lane / 16);  // rows 0 .. 7 and 8 .. 15 of the first columns, then of the others
-      load_matrices_transposed(x[0].high, hopper::shared_address(image) + at);
-      load_matrices_transposed(x[0].low, hopper::shared_address(image) + kGdnPromptImageBytes + at);
-    }
+    Block x[3 - kColumn];
+    load_matrices_transposed(x[0], hopper::shared_address(image) + image_at((kColumn ^ 3) * 16 + lane % 16, (kColumn ^ 3) * 2 + lane / 16));
 #pragma unroll
     for (int i = kColumn + 1; i < 4; ++i) {
       float sum[2][4] = {}, result[2][4] = {};
-      Parts a;
+      Block a;
 #pragma unroll
       for (int m = kColumn; m < i; ++m) {
         load_block(a, s.lower[h][i * (i - 1) / 2 + m], lane);
         block_product(sum, a, x[m - kColumn]);
       }
-      Parts y;
-      split_block(sum, y);
+      Block y;
+      round_block(sum, y);
       transpose_block(y);
-      load_block(a, *reinterpret_cast<unsigned char(*)[2][512]>(s.diagonal[h][i]), lane);
+      load_block(a, s.diagonal[h][i], lane);
       block_product(result, a, y);
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) result[n][e] = -result[n][e];
-      split_block(result, y);
-      const uint32_t at = image_at((i ^ 3) * 16 + lane % 16, (kColumn ^ 3) * 2 + lane / 16);
-      store_matrices(hopper::shared_address(image) + at, y.high[0], y.high[1], y.high[2], y.high[3]);
-      store_matrices(hopper::shared_address(image) + kGdnPromptImageBytes + at, y.low[0], y.low[1], y.low[2], y.low[3]);
+      round_block(result, y);
+      store_matrices(hopper::shared_address(image) + image_at((i ^ 3) * 16 + lane % 16, (kColumn ^ 3) * 2 + lane / 16), y[0], y[1], y[2], y[3]);
       if (i < 3) {
         transpose_block(y);
-        x[i < 3 ? i - kColumn : 0] = y;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[i < 3 ? i - kColumn : 0][e] = y[e];
       }
     }
   };
@@ -316,9 +291,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_prompt_prepare_sm9
   __syncthreads();
   if (thread == 0) {
     for (int h = 0; h < count; ++h) {
-      unsigned char* to = args.matrices + (int64_t{blockIdx.x} * g.num_v_heads + head_of(h)) * 3 * kGdnPromptImageBytes;
-      hopper::bulk_store(to, hopper::shared_address(inverse_of(h)), 2 * kGdnPromptImageBytes);
-      hopper::bulk_store(to + 2 * kGdnPromptImageBytes, hopper::shared_address(s.p[h]), kGdnPromptImageBytes);
+      unsigned char* to = args.matrices + (int64_t{blockIdx.x} * g.num_v_heads + head_of(h)) * kGdnMatrices90 * kGdnPromptImageBytes;
+      hopper::bulk_store(to, hopper::shared_address(inverse_of(h)), kGdnPromptImageBytes);
+      hopper::bulk_store(to + kGdnPromptImageBytes, hopper::shared_address(s.p[h]), kGdnPromptImageBytes);
     }
     hopper::bulk_commit();
     hopper::await_bulk_reads();

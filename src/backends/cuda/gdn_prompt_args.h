@@ -22,8 +22,8 @@ inline constexpr int kGdnPromptScalarBytes = static_cast<int>(kGrid) * 16;
 /// Dynamic shared memory of a stage of the scan: the images of k, q, T and P, half of v, scalars.
 inline constexpr int kGdnPromptStageBytes = 2 * kGdnPromptRowBytes + 5 * kGdnPromptImageBytes + kGdnPromptScalarBytes;
 
-// On sm_90, gdn_prepare_sm90.cu and gdn_prompt_sm90.cu: rows are [num_tiles, 2 num_k_heads, 2] images, those of q and k; matrices [num_tiles, num_v_heads, 3]: T, its remainder, P; no factors.
-inline constexpr int kGdnMatrices90 = 3, kGdnPrepareHeads90 = 3;
-inline constexpr int kGdnPrepareSharedBytes90 = 107456, kGdnScanSharedBytes90 = 217200;
+// On sm_90, gdn_prepare_sm90.cu and gdn_prompt_sm90.cu: rows are [num_tiles, 2 num_k_heads, 2] images, those of q and k; matrices [num_tiles, num_v_heads, 2]: T, P; no factors.
+inline constexpr int kGdnMatrices90 = 2, kGdnPrepareHeads90 = 3;
+inline constexpr int kGdnPrepareSharedBytes90 = 81856, kGdnScanSharedBytes90 = 192624;
 
 }  // namespace quern::cuda

@@ -4,7 +4,7 @@
 // - a warpgroup (Chain) has S of its columns in registers, transposed, and walks along the chunks with wgmma;
 // - one (produce) brings what gdn_prepare_sm90.cu made of a chunk, of which each block of the cluster copies half to both, and convolves its columns of v;
 // - one (finish) norms the outputs, for which the blocks exchange sums of squares, and gates them.
-// S, T, what is left of v, and the updates are split into two bf16 where they meet the matrix units; outputs, which are rounded to bf16, are products of S, P and u rounded to bf16.
+// S is split into two bf16 where it meets keys; all else is one bf16 where it meets the matrix units: T, what is left of v, u and the decayed u, for outputs also S and P (decision 0044).
 
 namespace quern::cuda {
 
@@ -16,7 +16,7 @@ constexpr int kThreads = 384, kColumns = kGdnPromptColumns, kStages = 3, kSums =
 
 struct Stage90 {
   unsigned char keys[kGdnPromptRowBytes], queries[kGdnPromptRowBytes];
-  unsigned char t[kGdnPromptImageBytes], t_rest[kGdnPromptImageBytes], p[kGdnPromptImageBytes];
+  unsigned char t[kGdnPromptImageBytes], p[kGdnPromptImageBytes];
   unsigned char values[kGdnPromptImageBytes];  // of the block's columns; all else is copied
   float4 scalars[kChunk];
 };
@@ -161,22 +161,19 @@ struct Chain {
     for (int n = 0; n < 4; ++n) load_matrices_transposed(v[n], hopper::shared_address(st.values) + image_at(16 * n + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
     hopper::wgmma_wait_for(1);
     hopper::settle(known);
-    uint32_t kh[4][4], kl[4][4];
+    uint32_t left[4][4];  // of v
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float even = st.scalars[8 * n + lane % 4 * 2].x, odd = st.scalars[8 * n + lane % 4 * 2 + 1].x;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint32_t value = v[n / 2][n % 2 * 2 + half];
-        const float low = low_of(value) - even * known[4 * n + 2 * half], high = high_of(value) - odd * known[4 * n + 2 * half + 1];
-        split(low, high, kh[n / 2][n % 2 * 2 + half], kl[n / 2][n % 2 * 2 + half]);
+        left[n / 2][n % 2 * 2 + half] = bf16_pair(low_of(value) - even * known[4 * n + 2 * half], high_of(value) - odd * known[4 * n + 2 * half + 1]);
       }
     }
     float u[32];
     hopper::wgmma_fence();
-    lower_product(u, kh, hopper::shared_address(st.t), 0);
-    lower_product(u, kl, hopper::shared_address(st.t), 1);
-    lower_product(u, kh, hopper::shared_address(st.t_rest), 1);
+    lower_product(u, left, hopper::shared_address(st.t), 0);
     hopper::wgmma_commit();
     hopper::wgmma_wait_for(1);
     hopper::settle(o);
@@ -207,25 +204,18 @@ struct Chain {
           if (j < t.rows) store(g.ring_u, g.ring, (ring_place(g, t, j) * g.num_v_heads + head) * kDim + part * kColumns + warp * 16 + lane / 4 + e / 2 * 8, u[4 * n + e]);
         }
     } else {
-      uint32_t fh[4][4], fl[4][4];
+      uint32_t decayed[4][4];
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const float even = st.scalars[8 * n + lane % 4 * 2].z, odd = st.scalars[8 * n + lane % 4 * 2 + 1].z;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float low = u[4 * n + 2 * half] * even, high = u[4 * n + 2 * half + 1] * odd;
-          split(low, high, fh[n / 2][n % 2 * 2 + half], fl[n / 2][n % 2 * 2 + half]);
-        }
+        for (int half = 0; half < 2; ++half) decayed[n / 2][n % 2 * 2 + half] = bf16_pair(u[4 * n + 2 * half] * even, u[4 * n + 2 * half + 1] * odd);
       }
       hopper::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step)
 #pragma unroll
-        for (int side = 0; side < 2; ++side) {
-          const uint64_t k = hopper::operand(keys + side * kGdnPromptImageBytes + step * 16 * 128);
-          hopper::wgmma_from_registers<1>(state[side], fh[step], k, 1);
-          hopper::wgmma_from_registers<1>(state[side], fl[step], k, 1);
-        }
+        for (int side = 0; side < 2; ++side) hopper::wgmma_from_registers<1>(state[side], decayed[step], hopper::operand(keys + side * kGdnPromptImageBytes + step * 16 * 128), 1);
       hopper::wgmma_commit();
       hopper::wgmma_wait_for(1);
     }
@@ -286,16 +276,14 @@ __device__ __forceinline__ void produce(const GdnPromptArgs& args, Shared& s, co
       hopper::barrier_expect(full, kCopiedBytes);
       const unsigned char* rows = args.rows + int64_t{tile} * 2 * g.num_k_heads * kGdnPromptRowBytes;
       const int64_t index = int64_t{tile} * g.num_v_heads + head;
-      const unsigned char* matrices = args.matrices + index * 3 * kGdnPromptImageBytes;
+      const unsigned char *t = args.matrices + index * kGdnMatrices90 * kGdnPromptImageBytes, *p = t + kGdnPromptImageBytes;
       if (rank == 0) {
-        hopper::bulk_copy_to_pair(hopper::shared_address(st.keys), rows + int64_t{g.num_k_heads + k_head} * kGdnPromptRowBytes, 2 * kGdnPromptImageBytes, full);
-        hopper::bulk_copy_to_pair(hopper::shared_address(st.scalars), reinterpret_cast<const unsigned char*>(args.scalars) + index * kGdnPromptScalarBytes, kGdnPromptScalarBytes, full);
-        hopper::bulk_copy_to_pair(hopper::shared_address(st.t), matrices, kGdnPromptImageBytes, full);
-        hopper::bulk_copy_to_pair(hopper::shared_address(st.p), matrices + 2 * kGdnPromptImageBytes, kGdnPromptImageBytes / 2, full);
+        hopper::bulk_copy_to_pair(hopper::shared_address(st.keys), rows + int64_t{g.num_k_heads + k_head} * kGdnPromptRowBytes, kGdnPromptRowBytes, full);
+        hopper::bulk_copy_to_pair(hopper::shared_address(st.t), t, kGdnPromptImageBytes, full);
       } else {
-        hopper::bulk_copy_to_pair(hopper::shared_address(st.queries), rows + int64_t{k_head} * kGdnPromptRowBytes, 2 * kGdnPromptImageBytes, full);
-        hopper::bulk_copy_to_pair(hopper::shared_address(st.t_rest), matrices + kGdnPromptImageBytes, kGdnPromptImageBytes, full);
-        hopper::bulk_copy_to_pair(hopper::shared_address(st.p) + kGdnPromptImageBytes / 2, matrices + 2 * kGdnPromptImageBytes + kGdnPromptImageBytes / 2, kGdnPromptImageBytes / 2, full);
+        hopper::bulk_copy_to_pair(hopper::shared_address(st.scalars), reinterpret_cast<const unsigned char*>(args.scalars) + index * kGdnPromptScalarBytes, kGdnPromptScalarBytes, full);
+        hopper::bulk_copy_to_pair(hopper::shared_address(st.queries), rows + int64_t{k_head} * kGdnPromptRowBytes, kGdnPromptRowBytes, full);
+        hopper::bulk_copy_to_pair(hopper::shared_address(st.p), p, kGdnPromptImageBytes, full);
       }
     }
     const int rows = walk.rows(tile);
