@@ -40,7 +40,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     GdnArgs args = launcher_.arguments(rows, in, packed, state, out);
     const Kinds kinds = kinds_of(rows);
     if (kinds.num_decode_runs > 0) {
-      // Few states leave the memory idle while they are computed with.
+      // Few states leave the memory idle while they are computed with. (gdn_few does not ask: what it waits for would come later.)
       const int64_t state_bytes = kinds.num_decode_runs * problem_.num_v_heads * kDim * kDim * static_cast<int64_t>(sizeof(float));
       if (state_bytes <= l2_bytes_ / 4) args.prefetch = plain::prefetch_of(launch, l2_bytes_ / 2);
       launch_decode(stream, kinds.longest_decode_run, args);

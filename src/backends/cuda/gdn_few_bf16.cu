@@ -168,7 +168,6 @@ __device__ void decode(const GdnArgs& g) {
   const int gate = (job.first_row + min(my_row, rows - 1)) * g.num_v_heads + head, at_z = (job.first_row * g.num_v_heads + head) * kDim + column;
   const auto bits = [](const void* values, int at) { return __ldcg(static_cast<const unsigned short*>(values) + at); };
   const auto of_bits = [](uint32_t x) { return __uint_as_float(x << 16); };
-  if (threadIdx.x == kFinder) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   release_successor();
   await_predecessor();
 #pragma unroll
