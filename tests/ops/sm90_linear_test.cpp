@@ -192,6 +192,41 @@ TEST(Sm90Linear, HeadGivesLogitsOfTheNamedRows) {
   }
 }
 
+/// Of more tile rows than a GPU has multiprocessors, some of them cut between two.
+TEST(Sm90Linear, HeadOfManyTileRowsGivesTheSameBitsForManyRows) {
+  ONLY_SM90();
+  Bed bed;
+  Random random(17);
+  constexpr int64_t kHidden = 256, kVocab = 30'002, kRows = 300;
+  const LinearCase lm_head(bed, random, {kVocab, kHidden, WeightScheme::kBF16});
+  const auto kernel = make_kernel<Head>(bed, {kHidden, kVocab, lm_head.source.shape, false, kEps, DType::kBF16});
+  Buffer& packed = bed.packed(*kernel);
+  kernel->pack(lm_head.source, packed, bed.stream());
+  const TensorView norm = bed.tensor(DType::kF32, {kHidden}, random.normals(kHidden, 0.2f)), x = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden));
+  const TensorView hidden = bed.tensor(DType::kBF16, {kRows, kHidden});
+  std::vector<int32_t> wanted;
+  for (int32_t row = 0; row < kRows; ++row) wanted.push_back(row);
+  const TensorView named = bed.ints({kRows}, wanted);
+  const KindRows rows(kRows, RowKind::kPrompt);
+  std::vector<std::string> first(9);
+  for (const int64_t count : {9, 40, 64, 65, 128, 129, 256, 300}) {
+    const TensorView logits = bed.tensor(DType::kF32, {count, kVocab});
+    TensorView some = named;
+    some.shape = {count};
+    for (int turn = 0; turn < 2; ++turn) {
+      Launch launch = bed.launch(*kernel, kRows);
+      kernel->enqueue(rows.rows, x, norm, some, packed, hidden, logits, launch);
+    }
+    ASSERT_OK(bed.stream().finish());
+    for (int64_t row = 0; row < 9; ++row) {
+      std::string& bits = first[static_cast<size_t>(row)];
+      if (count == 9) bits = Bed::bytes(logits.at(row));
+      else EXPECT_TRUE(bits == Bed::bytes(logits.at(row))) << row << " of " << count;
+    }
+    EXPECT_TRUE(std::isfinite(Bed::get(logits, count * kVocab - 1)));
+  }
+}
+
 /// Which blocks take prompt rows is chosen by the number of rows, so nothing may depend on it.
 TEST(Sm90Linear, GivesPromptRowsTheSameBitsInBlocksOfEveryShape) {
   ONLY_SM90();

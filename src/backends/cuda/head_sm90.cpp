@@ -20,30 +20,32 @@ class HeadKernel final : public ops::Head::Kernel {
   void enqueue(const ops::Rows& rows, const ops::TensorView& x, const ops::TensorView& norm, const ops::TensorView& logit_rows, const ops::Buffer& packed,
                const ops::TensorView& hidden, const ops::TensorView& logits, ops::Launch& launch) const override {
     Stream& stream = cuda_stream(launch.stream);
-    QuantiseArgs args;
-    args.in = row_data(x);
-    args.in_stride = problem_.hidden;
-    args.norm = norm.data<float>();
-    args.norm_offset = 1;
-    args.eps = problem_.eps;
-    args.k_blocks = static_cast<int32_t>(problem_.hidden / 128);
-    args.rows = rows.num_rows;
-    args.out = row_data(hidden);
-    if (rows.num_rows > 0) linears_.quantise(stream, args);
+    QuantiseArgs all;
+    all.in = row_data(x);
+    all.in_stride = problem_.hidden;
+    all.norm = norm.data<float>();
+    all.norm_offset = 1;
+    all.eps = problem_.eps;
+    all.k_blocks = static_cast<int32_t>(problem_.hidden / 128);
+    all.rows = rows.num_rows;
+    all.out = row_data(hidden);
+    if (logit_rows.empty() && rows.num_rows > 0) linears_.quantise(stream, all);
     // One arithmetic for the rows of both kinds: that of decode rows.
-    RowSplit named;
-    named.decode = logit_rows.empty() ? 0 : logit_rows.shape[0];
+    RowSplit split;
+    split.decode = logit_rows.empty() ? 0 : logit_rows.shape[0];
     linears_.enqueue_filled(
-        stream, layer_, packed, named, launch.workspace,
+        stream, layer_, packed, split, launch.workspace,
         [&](const QuantiseArgs& places, int64_t row, Stream&) {
-          args.rows_of = logit_rows.data<int32_t>() + row;
-          args.rows = places.rows;
-          args.x_rows = places.x_rows;
-          args.x8 = places.x8;
-          args.x_scale = places.x_scale;
-          args.x16 = places.x16;
-          args.out = nullptr;
-          linears_.quantise(stream, args);
+          QuantiseArgs named = all;
+          named.rows_of = logit_rows.data<int32_t>() + row;
+          named.rows = places.rows;
+          named.x_rows = places.x_rows;
+          named.x8 = places.x8;
+          named.x_scale = places.x_scale;
+          named.x16 = places.x16;
+          named.out = nullptr;
+          if (row == 0) linears_.norm_pair(stream, all, named);
+          else linears_.quantise(stream, named);
         },
         [&](LinearLayer& linear, int64_t row) {
           linear.epilogue = Epilogue::kLogits;

@@ -51,6 +51,7 @@ Result<Linears> Linears::load(Device& device, PromptShape shape, int num_side_un
   }
   const int shared = linears.max_shared_bytes_;
   ASSIGN_OR_RETURN(linears.quantise_, device.function<QuantiseArgs>("rows_sm90", "quantise_rows"));
+  ASSIGN_OR_RETURN(linears.norm_pair_, device.function<QuantisePairArgs>("rows_sm90", "norm_pair_of_rows"));
   ASSIGN_OR_RETURN(linears.norm_prompt_, device.function<QuantiseArgs>("rows_prompt_sm90", "norm_prompt_rows"));
   ASSIGN_OR_RETURN(linears.quantise_prompt_, device.function<QuantiseArgs>("rows_prompt_sm90", "quantise_prompt_rows"));
   ASSIGN_OR_RETURN(linears.resident_, device.function<DecodeArgs>("decode_sm90_resident", "decode_resident", shared));
@@ -125,6 +126,11 @@ void Linears::launch_decode(Stream& stream, LinearLayer linear, bool e4m3, int64
 
 void Linears::quantise(Stream& stream, const QuantiseArgs& args) const {
   stream.launch(quantise_, {.grid = {static_cast<unsigned>(args.rows)}, .block = {256}, .programmatic = true}, args);
+}
+
+void Linears::norm_pair(Stream& stream, const QuantiseArgs& first, const QuantiseArgs& second) const {
+  CHECK(first.norm != nullptr && second.norm != nullptr);
+  stream.launch(norm_pair_, {.grid = {static_cast<unsigned>(first.rows + second.rows)}, .block = {256}, .programmatic = true}, QuantisePairArgs{first, second});
 }
 
 void Linears::quantise_prompt(Stream& stream, const QuantiseArgs& args) const {

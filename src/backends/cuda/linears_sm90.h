@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "backends/cuda/rows_sm90.h"
 #include "backends/cuda/sm90.h"
 #include "backends/cuda/stream.h"
 #include "backends/cuda/tile_layer.h"
@@ -129,6 +130,8 @@ class Linears {
     }
   }
   void quantise(Stream& stream, const QuantiseArgs& args) const;
+  /// Both in one launch; they have norms.
+  void norm_pair(Stream& stream, const QuantiseArgs& first, const QuantiseArgs& second) const;
 
  private:
   struct Kind {
@@ -146,6 +149,7 @@ class Linears {
   void launch_decode(Stream& stream, LinearLayer linear, bool e4m3, int64_t rows, int32_t* arrivals, const ops::TensorView& workspace) const;
 
   Packers packers_;
+  Function<QuantisePairArgs> norm_pair_;
   Function<QuantiseArgs> quantise_, norm_prompt_, quantise_prompt_;
   Function<DecodeArgs> resident_;
   Kind e4m3_, bf16_;

@@ -2,6 +2,7 @@
 
 #include "backends/cuda/ptx_sm90.cuh"
 #include "backends/cuda/quantise_sm90.cuh"
+#include "backends/cuda/rows_sm90.h"
 
 namespace quern::cuda::sm90 {
 
@@ -12,6 +13,16 @@ extern "C" __global__ void __launch_bounds__(256) quantise_rows(const __grid_con
   wait_for_predecessors();
   if (args.norm != nullptr) norm_row<256>(args, blockIdx.x, static_cast<int>(threadIdx.x), sums, [] { __syncthreads(); });
   else quantise_row<256>(args, blockIdx.x, 0, args.k_blocks);
+}
+
+/// The blocks of `first`, then those of `second`: rows with factors.
+extern "C" __global__ void __launch_bounds__(256) norm_pair_of_rows(const __grid_constant__ QuantisePairArgs args) {
+  __shared__ float sums[kMaxNormWidth / 128];
+  launch_dependents();
+  wait_for_predecessors();
+  const int block = static_cast<int>(blockIdx.x), in_first = args.first.rows;
+  const QuantiseArgs& rows = block < in_first ? args.first : args.second;
+  norm_row<256>(rows, block < in_first ? block : block - in_first, static_cast<int>(threadIdx.x), sums, [] { __syncthreads(); });
 }
 
 /// Tiles from a weight as stored, a thread a 16-byte piece. Rows that the weight does not have become zero.
