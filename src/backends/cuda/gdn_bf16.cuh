@@ -27,8 +27,8 @@ __device__ inline int state_piece(int column, int i) { return i ^ 2 * (column % 
 __device__ inline int weight_at(int j) { return (j % 8 / 2 * 8 + j / 8) * 2 + j % 2; }
 
 template <class Memory>
-__device__ void begin_state(Memory& s, const GdnArgs& g, const Job& job, int head, int warp, int lane) {
-  const float* stored = state_of(g, job, head, warp) + 4 * lane;
+__device__ void begin_state(Memory& s, const GdnArgs& g, int slot, int head, int warp, int lane) {
+  const float* stored = g.state + ((slot * g.num_v_heads + head) * kDim + warp * kColumns) * kDim + 4 * lane;
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) copy_async(&s.state[warp][c][4 * state_piece(c, lane)], stored + c * kDim);
 }

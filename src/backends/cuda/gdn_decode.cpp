@@ -19,6 +19,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
  public:
   struct Functions {
     Function<GdnArgs> decode_1, decode_4, alone_1, alone_4;  // rows at a time; alone: a block a multiprocessor
+    bool few_apart = false;                                  // heads are, while each has a block of its own; else while key heads are few
     int64_t longest_alone;                                   // rows of a run that alone_4 takes at most
     int shared_bytes;
     bool overlap;  // programmatic dependent launch
@@ -61,7 +62,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
   /// A block a head while key heads would leave multiprocessors idle, else blocks that take the heads of a key head, one after the other.
   void launch_decode(Stream& stream, int64_t longest_run, GdnArgs& args) const {
     const int64_t runs = args.step.num_runs, blocks = kBlocks * num_sms_;
-    const bool apart = runs * problem_.num_k_heads < num_sms_, alone = apart && runs * problem_.num_v_heads <= num_sms_ && longest_run <= functions_.longest_alone;
+    const bool apart = functions_.few_apart ? runs * problem_.num_v_heads <= blocks : runs * problem_.num_k_heads < num_sms_;
+    const bool alone = apart && runs * problem_.num_v_heads <= num_sms_ && longest_run <= functions_.longest_alone;
     const Function<GdnArgs>& function = longest_run == 1 ? (alone ? functions_.alone_1 : functions_.decode_1) : (alone ? functions_.alone_4 : functions_.decode_4);
     const int64_t jobs = runs * (apart ? problem_.num_v_heads : problem_.num_k_heads);
     const bool dealt = deal_ != nullptr && !apart && jobs > blocks && runs <= kMaxDealtRuns;
@@ -104,6 +106,7 @@ Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& pr
     image = "gdn_decode_bf16";
     const bool small = gpu.max_shared_bytes() < kGdnDecodeSharedBytesBF16;  // sm_86, sm_89 and sm_120
     functions.shared_bytes = small ? kGdnDecodeSharedBytesBF16Small : kGdnDecodeSharedBytesBF16;
+    functions.few_apart = true;
     RETURN_IF_ERROR(find(functions.decode_1, small ? "gdn_decode_1_bf16_small" : "gdn_decode_1_bf16"));
     RETURN_IF_ERROR(find(functions.decode_4, small ? "gdn_decode_4_bf16_small" : "gdn_decode_4_bf16"));
     if (small) {

@@ -7,9 +7,9 @@
 // while there are few. A warp has 16 of a head's 128 columns to itself: their 8 KB of S and the updates are copied to shared memory while
 // whatever comes before is computed, and as soon as it has been summed over either it asks for the next head's. Memory is busy while
 // instructions between two requests are few, so all that does not depend on S is made once for a group of heads, by all warps: q, k and v
-// behind the convolution, products of earlier keys with both, and with them the weights of updates. What a next job reads then is brought
-// to L2 while this one's last head is computed. S is read once for up to 4 rows and written only when the 64 rows of a chunk are folded in.
-// Every sum has an order fixed by positions in the chunk: a row's bits are the same alone, as a draft row, and recomputed.
+// behind the convolution, products of earlier keys with both, and with them the weights of updates. S is read once for up to 4 rows and
+// written only when the 64 rows of a chunk are folded in. Every sum has an order fixed by positions in the chunk: a row's bits are the same
+// alone, as a draft row, and recomputed.
 
 namespace quern::cuda {
 
@@ -28,8 +28,26 @@ struct Shared : JobsOfBlock<kRows> {
   __nv_bfloat16 v[kRows][kGroup][kDim], z[kRows][kGroup][kDim];
   float fold_factors[kGroup][kChunk];  // e^(G64 - Gj)
   Factors factors[kRows][kGroup];
-  float squares[2][kRows][kWarps];  // of the outputs, of this head and the one before
+  float squares[kKeysApart ? 4 : 2][kRows][kWarps];  // of the outputs, of heads in turns
+  int turn[kWarps];                                  // of heads, as each warp goes
+  uint64_t squared[2];                               // barriers: the squares of a head are there
 };
+/// Of a barrier in shared memory, which a warp passes before all others have come to it.
+__device__ void arrive(uint64_t& barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+/// Until all have come to it as often as makes `parity` a past one: 0, 1, 0, ...
+__device__ void await(uint64_t& barrier, int parity) {
+  uint32_t done;
+  do {
+    asm volatile("{\n.reg .pred done;\nmbarrier.test_wait.parity.shared.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}\n"
+                 : "=r"(done)
+                 : "r"(shared_address(&barrier)), "r"(parity)
+                 : "memory");
+  } while (done == 0);
+  __syncwarp();
+}
+
 /// Begins to copy the warp's columns of a head's updates at the first `count` positions of the chunk at `start`, and zeros behind them as
 /// far as sums over the updates before any of kRows rows go.
 template <int kRows, class Memory>
@@ -74,12 +92,34 @@ __device__ void decode(const GdnArgs& g) {
   using Memory = Shared<kRows, kGroup, kKeysApart>;
   extern __shared__ __align__(128) unsigned char memory[];
   Memory& s = *reinterpret_cast<Memory*>(memory);
+  constexpr bool kDefers = kRows == 1 && kKeysApart;
+  // S of the block's own job is asked for before all of it is known.
+  const int number = static_cast<int>(blockIdx.x);
+  int early_slot = -1, early_head = 0;
+  if (number < jobs_of(g)) {
+    const bool apart = (g.phases & kGdnHeadsApart) != 0;
+    const int parts = apart ? g.num_v_heads : g.num_k_heads, part = number % parts;
+    const RunRecord record = g.step.runs[number / parts];
+    early_head = apart ? part : g.first_head[part];
+    if (has_rows(record) && (apart || early_head < g.first_head[part + 1])) {
+      early_slot = record.slot;
+      begin_state(s, g, early_slot, early_head, static_cast<int>(threadIdx.x) / 32, static_cast<int>(threadIdx.x) % 32);
+    }
+    commit_copies();
+  }
+  if (kDefers && threadIdx.x == 0)
+    for (uint64_t& squared : s.squared)
+      asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&squared)), "n"(kWarps) : "memory");
   find_first<kRows, true>(s, g);
   // State, ring and window are of the step before: they are read while the projections before this kernel still run.
   if (s.numbers[0] >= 0) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    begin_state(s, g, s.jobs[0], s.jobs[0].head, warp, lane);
-    commit_copies();
+    if (s.jobs[0].slot != early_slot || s.jobs[0].head != early_head) {  // a later one's
+      await_copies<0>();
+      __syncwarp();
+      begin_state(s, g, s.jobs[0].slot, s.jobs[0].head, warp, lane);
+      commit_copies();
+    }
     begin_updates<kRows>(s, g, s.jobs[0], s.jobs[0].begin.start, s.jobs[0].begin.first, s.jobs[0].head, warp, lane);
     commit_copies();
   }
@@ -87,8 +127,19 @@ __device__ void decode(const GdnArgs& g) {
   release_successor();
   const auto place = [&] { return s.place[threadIdx.x / 32]; };
   const auto next_place = [&] { return place() == 2 ? 0 : place() + 1; };
-  s.place[threadIdx.x / 32] = 0;
+  s.place[threadIdx.x / 32] = s.turn[threadIdx.x / 32] = 0;
   __syncwarp();
+  // A single row's norm is waited for behind the sums of the next head, so that no warp waits for another.
+  float held = 0;
+  int held_at = 0;
+  const auto let_go = [&](int turn) {
+    await(s.squared[turn % 2], turn / 2 % 2);
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += s.squares[turn % (kDefers ? 4 : 2)][0][w];
+    if (threadIdx.x % 2 == 1)
+      static_cast<__nv_bfloat16*>(g.out)[held_at] = __float2bfloat16_rn(held * rsqrtf(sum / static_cast<float>(kDim) + g.eps));
+  };
   while (s.numbers[place()] >= 0) {
     const Job& job = s.jobs[place()];
     int boundary_now = job.boundary, index = job.cursor;
@@ -162,6 +213,7 @@ __device__ void decode(const GdnArgs& g) {
             gates[0][r] = static_cast<const __nv_bfloat16*>(g.b)[at];
             gates[1][r] = static_cast<const __nv_bfloat16*>(g.a)[at];
           }
+          if constexpr (kDefers) __syncthreads();  // some may still read what is made anew
           if (converts) {
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
@@ -290,11 +342,13 @@ __device__ void decode(const GdnArgs& g) {
             begin_updates<kRows>(s, g, job, batch.start, batch.first, head, warp, lane);
             commit_copies();
           }
+          // Who looks for the next job has found it before the squares of that head were there.
+          if (kDefers && head + 1 == job.end_head && head > job.head) await(s.squared[(s.turn[warp] - 1) % 2], (s.turn[warp] - 1) / 2 % 2);
           // What is copied next: of this job's next head, or of the next job's first.
           const bool goes_on = head + 1 < job.end_head, copies_next = goes_on || (is_last && s.numbers[next_place()] >= 0);
           const Job& next_job = goes_on ? job : s.jobs[next_place()];
           const int next_head = goes_on ? head + 1 : next_job.head;
-          if (!goes_on && copies_next) prefetch_job(g, next_job);
+          if (kRows > 1 && !goes_on && copies_next) prefetch_job(g, next_job);
           await_copies<1>();  // S; updates were begun after it
           __syncwarp();
           float y[kRows];
@@ -317,7 +371,7 @@ __device__ void decode(const GdnArgs& g) {
             }
             if (ends_batch) {
               __syncwarp();
-              if (copies_next && !batch.ends_chunk) begin_state(s, g, next_job, next_head, warp, lane);
+              if (copies_next && !batch.ends_chunk) begin_state(s, g, next_job.slot, next_head, warp, lane);
               commit_copies();
             }
             const Factors factors = s.factors[r][h];
@@ -359,7 +413,7 @@ __device__ void decode(const GdnArgs& g) {
             float square = __fmul_rn(o, o);
 #pragma unroll
             for (int distance = 2; distance <= 16; distance *= 2) square += __shfl_xor_sync(kAllLanes, square, distance);
-            if (lane == 0) s.squares[head % 2][r][warp] = square;
+            if (lane == 0) s.squares[kDefers ? s.turn[warp] % 4 : head % 2][r][warp] = square;
             __syncwarp();
           }
           if (batch.ends_chunk) {
@@ -376,8 +430,22 @@ __device__ void decode(const GdnArgs& g) {
               begin_updates<kRows>(s, g, next_job, next_job.begin.start, next_job.begin.first, next_head, warp, lane);
           }
           commit_copies();
-          __syncthreads();
           const int row = job.first_row + batch.index - job.cursor;
+          if constexpr (kDefers) {
+            const int turn = s.turn[warp];
+            __syncwarp();
+            if (lane == 0) {
+              arrive(s.squared[turn % 2]);
+              s.turn[warp] = turn + 1;
+            }
+            __syncwarp();
+            if (turn > 0) let_go(turn - 1);
+            held = y[0];
+            held_at = (row * g.num_v_heads + head) * kDim + column;
+            if (threadIdx.x == 0) g.ring_g[ring_row(g, job, batch.start, batch.first) * g.num_v_heads + head] = s.factors[0][h].total;
+            continue;
+          }
+          __syncthreads();
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
             if (r >= rows) continue;
@@ -407,7 +475,7 @@ __device__ void decode(const GdnArgs& g) {
           __syncthreads();
           const Batch next = batch_at<kRows>(g, job, index);
           const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-          begin_state(s, g, job, job.head, warp, lane);
+          begin_state(s, g, job.slot, job.head, warp, lane);
           commit_copies();
           begin_updates<kRows>(s, g, job, next.start, next.first, job.head, warp, lane);
           commit_copies();
@@ -420,6 +488,9 @@ __device__ void decode(const GdnArgs& g) {
     s.place[threadIdx.x / 32] = next;
     __syncwarp();
   }
+  if constexpr (kDefers)
+    if (s.turn[threadIdx.x / 32] > 0) let_go(s.turn[threadIdx.x / 32] - 1);
+  await_copies<0>();
   await_predecessor();
   leave_counts<true>(g);
 }

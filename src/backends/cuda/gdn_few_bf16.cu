@@ -61,7 +61,7 @@ __device__ __noinline__ void fold_staged(Shared<kRows>& s, const GdnArgs& g, flo
 template <int kRows>
 __device__ void fold_what_is_due(Shared<kRows>& s, const GdnArgs& g, const Job& job, int run, int warp, int lane) {
   const int start = job.boundary % (kChunk + g.k_max + 1);
-  begin_state(s, g, job, job.head, warp, lane);
+  begin_state(s, g, job.slot, job.head, warp, lane);
   begin_updates(s, g, job, start, kChunk, kChunk, warp, lane);
 #pragma unroll
   for (int i = 0; i < kChunk / kWarps / 2; ++i) {
