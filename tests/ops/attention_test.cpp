@@ -417,6 +417,57 @@ TEST(Attention, OfTheModelsHeadsGivesARowTheSameBitsHoweverManySequencesDecode) 
     }
 }
 
+/// Where many sequences decode, kernels share out their keys evenly: what is whole for one block or cut between two or more of them depends on the lengths of all.
+TEST(Attention, OfTheModelsHeadsGivesARowTheSameBitsBesideSequencesOfOtherLengths) {
+  const bool fast = candidate_under_test().starts_with("cuda.") && !candidate_under_test().ends_with("plain");
+  const std::vector<int64_t> lengths = {5, 63, 64, 512, 1100, 1500, 2047, 4096, 4101};
+  struct Many {
+    int64_t num_runs;
+    std::vector<size_t> lengths;  // of the sequences, over and over
+  };
+  const Many cases[] = {{2, {3, 4}}, {80, {4, 6, 5, 5, 4}}, {300, {3, 5, 3, 6, 4}}, {80, {0, 1, 2, 3, 1}}, {90, {7, 0, 4, 2, 0}}, {150, {8, 2, 7}}, {500, {8, 7, 8, 0, 8}}};
+  for (const DType kv : {DType::kBF16, DType::kE4M3}) {
+    AttentionCase c(DType::kBF16, kv, 2, true, 4102);
+    const auto kernel = make_kernel<Attention>(c.bed, c.problem);
+    // The sequences have the same keys, and each its own length.
+    SlotTables slots = make_slots(c.bed, 11, 0, c.slots.block_tables.shape[1]);
+    std::vector<std::string> alone;
+    std::vector<std::vector<float>> queries, gates;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      const int64_t stride = slots.block_tables.shape[1];
+      std::copy_n(c.slots.block_tables.data<int32_t>() + c.slot * stride, stride, slots.block_tables.data<int32_t>() + static_cast<int64_t>(i) * stride);
+      slots.cursor.data<int32_t>()[i] = static_cast<int32_t>(lengths[i]);
+      if (fast || lengths[i] == lengths[3] || lengths[i] == lengths[4]) alone.push_back(Bed::bytes(c.run(lengths[i], 1)));
+      else alone.emplace_back();
+      queries.push_back(Bed::values(AttentionCase::rows(c.query, lengths[i], 1)));
+      gates.push_back(Bed::values(AttentionCase::rows(c.gate, lengths[i], 1)));
+    }
+    for (const auto& [num_runs, of] : cases) {
+      if (num_runs > 2 && !fast) continue;  // plain kernels take long
+      std::vector<RowRun> runs;
+      std::vector<float> query, gate;
+      for (int64_t run = 0; run < num_runs; ++run) {
+        const size_t i = of[static_cast<size_t>(run) % of.size()];
+        runs.push_back({static_cast<int32_t>(i), static_cast<int32_t>(run), 1, RowKind::kDecode, true});
+        query.insert(query.end(), queries[i].begin(), queries[i].end());
+        gate.insert(gate.end(), gates[i].begin(), gates[i].end());
+      }
+      const Step step(c.bed, runs, slots);
+      const Shape shape{num_runs, c.nq, c.d};
+      const TensorView many_queries = c.bed.tensor(DType::kBF16, shape, query), many_gates = c.bed.tensor(DType::kBF16, shape, gate), out = c.bed.tensor(DType::kBF16, {num_runs, c.nq * c.d});
+      Launch launch = c.bed.launch(*kernel, num_runs);
+      for (int again = 0; again < 2; ++again) {  // what blocks tell each other is forgotten in between
+        kernel->enqueue(step.rows, many_queries, many_gates, c.kv, 0, {ActivationLayout::kPlain, out, {}}, launch);
+        const std::string bytes = Bed::bytes(out);
+        for (int64_t run = 0; run < num_runs; ++run) {
+          const std::string& expected = alone[of[static_cast<size_t>(run) % of.size()]];
+          EXPECT_TRUE(bytes.compare(static_cast<size_t>(run) * expected.size(), expected.size(), expected) == 0) << num_runs << " runs, number " << run;
+        }
+      }
+    }
+  }
+}
+
 /// Kernels may finish rows of few parts of 512 keys otherwise than those of many: rows on both sides of such a bound.
 TEST(Attention, OfTheModelsHeadsGivesARowTheSameBitsAloneAndInAVerifyAtLongContexts) {
   AttentionCase c(DType::kBF16, DType::kBF16, 2, true, 4102);

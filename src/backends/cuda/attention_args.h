@@ -57,6 +57,7 @@ struct AttentionArgs {
   SplitJob* split_jobs;              // of each job, or where there are more jobs than blocks of each block: the one that it began and did not finish
   float* slots;                      // [max_slots, lanes, head_dim]: weighted values
   float* slot_sums;                  // [max_slots, lanes, 2]: their maximum and sum
+  int32_t* relay;                    // of attention_decode_many [num_blocks, 2], zeros before and after each launch: whether a block has left what it has of a part, and of a job
   Prefetch next;
 };
 

@@ -6,7 +6,8 @@
 // 512 keys and parts to rows, whoever computes them: a block that begins a part merges what it has of it, one that goes on with a part leaves each tile to attention_merge, and jobs that no
 // block has as a whole are finished there.
 //
-// Where whole jobs make the shares as even, blocks take these and nothing is left to merge.
+// Where whole jobs make the shares as even, blocks take these and nothing is left to merge. Nor is it where sequences are many, for then blocks hand on what they share (a relay): a block
+// computes first what it has of its last part, with which the next block goes on, and last the end of a job that another block began, whose parts it then merges.
 //
 // Of a tile a warp copies only what it multiplies itself, 16 keys and then 64 elements of all values, through a ring of its own: copies wait for no other warp, and are under way all the time.
 
@@ -23,7 +24,7 @@ constexpr int kTilesPerPart = static_cast<int>(kKvSplit) / kKeys;
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kWarpKeys = kKeys / kWarps, kWarpDims = kDim / kWarps;
 constexpr int kSliceBytes = 4096;
-constexpr int kWindow = 16;  // runs that a block knows at a time
+constexpr int kRanges = 4;  // of a share, in the order in which they are computed
 constexpr int kMaxHeads = static_cast<int>(kMaxDecodeHeads);
 
 /// What a tile, or a part, adds to what came before it: the operations and their order are the same wherever it is computed.
@@ -62,23 +63,30 @@ __device__ int end_of(const AttentionArgs& args, const Run& run) {
   return rows > 0 ? run.index + rows : 0;
 }
 
-/// Where blocks may begin: at any tile, or only where a part begins, or a job. What stands between needs room for results of its own.
-enum Cuts : int32_t { kCutTiles, kCutParts, kCutJobs };
+/// Where blocks may begin: at any tile, or only where a part begins, or a job. What stands between needs room for results of its own. In a relay blocks begin at any tile, and what they begin
+/// in the middle of a part they take over.
+enum Cuts : int32_t { kCutTiles, kCutParts, kCutJobs, kRelay };
 
 /// How `total` tiles are cut among blocks.
 struct Shares {
   int total, blocks;
   Cuts cuts;
-  __device__ Shares(const AttentionArgs& args, int total, int num_blocks) : total(total) {
+  __device__ Shares(const AttentionArgs& args, int total, int num_blocks, bool relays = false) : total(total) {
+    if (relays) {
+      blocks = max(1, min(num_blocks, total / kTilesPerPart));  // a part is of two blocks at most
+      cuts = total / kTilesPerPart + 2 * args.num_jobs <= args.max_slots ? kRelay : kCutJobs;
+      return;
+    }
     blocks = total <= num_blocks / 2 ? num_blocks / 2 : num_blocks;  // a tile a multiprocessor
     cuts = total <= args.max_slots ? kCutTiles : total / kTilesPerPart + 2 * args.num_jobs <= args.max_slots ? kCutParts : kCutJobs;
   }
   /// Where the share of a block begins; not moved to where it may.
   [[nodiscard]] __device__ int begin(int block) const { return block >= blocks ? total : static_cast<int>(int64_t{total} * block / blocks); }
-  /// With kCutTiles: the end of the share that tile `tile` belongs to.
+  /// With kCutTiles or kRelay: whose share tile `tile` belongs to, and where that share ends.
+  [[nodiscard]] __device__ int block_of(int tile) const { return static_cast<int>((static_cast<uint32_t>(tile + 1) * static_cast<uint32_t>(blocks) - 1) / static_cast<uint32_t>(total)); }
   [[nodiscard]] __device__ int end_of_share(int tile) const {
-    const uint32_t all = static_cast<uint32_t>(total), count = static_cast<uint32_t>(blocks), block = ((static_cast<uint32_t>(tile) + 1) * count - 1) / all + 1;
-    return static_cast<int>(block >= count ? all : all * block / count);
+    const int block = block_of(tile) + 1;
+    return block >= blocks ? total : static_cast<int>(static_cast<uint32_t>(total) * static_cast<uint32_t>(block) / static_cast<uint32_t>(blocks));
   }
 };
 /// Where the result of a part is left, or with kCutTiles that of a tile, of a job that begins with tile `position`.
@@ -96,32 +104,49 @@ struct Heads {
   [[nodiscard]] __device__ int head(int kv_head, int number) const { return table[table[kv_head] + number]; }
 };
 
-template <int kColumns, bool kCodes>
+template <int kColumns, bool kCodes, bool kRelays>
 struct Shared {
   static constexpr int kRingSlices = decode_ring_slices(kColumns, kCodes, kHopper);
   unsigned char ring[kWarps][kRingSlices][kSliceBytes];
   unsigned char q[kColumns * kDim * 2];
-  unsigned char p[kColumns * kKeys * 2];
-  float tile_max[kWarps][kColumns], tile_sum[kWarps][kColumns], query_scale[kColumns];
+  static constexpr int kAtOnce = kRelays && !kCodes ? 2 : 1;  // tiles between the scores and the values
+  unsigned char p[kAtOnce][kColumns * kKeys * 2];
+  float tile_max[kAtOnce][kWarps][kColumns], tile_sum[kAtOnce][kWarps][kColumns], query_scale[kColumns];
+  static constexpr int kWindow = kRelays ? 64 : 16;  // runs that a block knows at a time
   Run window[kWindow];
-  int32_t sums[kWarps], counts[kWarps], num_runs, end, cuts[2];
+  int32_t sums[kWarps], counts[kWarps], num_runs, end, cuts[2], ranges[kRanges][2];
   Heads heads;
 };
 
-/// Goes through the tiles of a share, job after job.
+/// Goes through the tiles of some ranges of a share, job after job in each.
 struct Walk {
   const AttentionArgs& args;
   const Run* const window;
-  int left;               // tiles from this one on
+  const int32_t (*const ranges)[2];  // [kRanges]: begin and end
+  int num_runs;           // in the window
+  int range, left;        // tiles of the range from this one on; 0: there are no more ranges either
   int run, group, head;   // run: in the window
-  int tile, end, last;    // of the job: this tile, the one after the last of this share, the last of the job
+  int tile, end, last;    // of the job: this tile, the one after the last of this range, the last of the job
   int position;           // of the job's first tile
 
-  __device__ Walk(const AttentionArgs& args, const Run* window, int begin, int end_of_share)
-      : args(args), window(window), left(end_of_share - begin), run(0), group(0), head(0), tile(0), end(0), last(0), position(window[0].position) {
-    if (left == 0) return;
-    for (;; ++group) {
-      const int tiles = tiles_up_to(args, last_of_group(args, window[0], group)), at = begin - position;
+  __device__ Walk(const AttentionArgs& args, const Run* window, int num_runs, const int32_t (*ranges)[2])
+      : args(args), window(window), ranges(ranges), num_runs(num_runs), range(-1), left(0), run(0), group(0), head(0), tile(0), end(0), last(0), position(0) {
+    next_range();
+  }
+  /// To a tile of the window, with `count` to go.
+  __device__ Walk(const AttentionArgs& args, const Run* window, int num_runs, int at, int count)
+      : args(args), window(window), ranges(nullptr), num_runs(num_runs), range(kRanges), left(count), run(0), group(0), head(0), tile(0), end(0), last(0), position(0) {
+    if (left > 0) seek(at);
+  }
+  __device__ void next_range() {
+    while (left == 0 && ++range < kRanges) left = ranges[range][1] - ranges[range][0];
+    if (left > 0) seek(ranges[range][0]);
+  }
+  __device__ void seek(int to) {
+    run = group = 0;
+    while (run + 1 < num_runs && window[run + 1].position <= to) ++run;
+    for (position = window[run].position;; ++group) {
+      const int tiles = tiles_up_to(args, last_of_group(args, window[run], group)), at = to - position;
       if (at < tiles * args.num_kv_heads) {
         head = at / tiles;
         position += head * tiles;
@@ -136,12 +161,21 @@ struct Walk {
     tile = first_tile(args) + at;
     end = min(last + 1, tile + left);
   }
-  /// To the next tile; true: of the same job.
+  [[nodiscard]] __device__ int end_of_job() const { return position + last - first_tile(args) + 1; }  // as position is
+  /// To the next tile; true: of the same job and range.
   __device__ bool advance() {
     --left;
     if (++tile < end) return true;
-    if (left == 0) return false;
-    position += last - first_tile(args) + 1;
+    next_job();
+    return false;
+  }
+  __device__ void skip_job() {
+    left -= end - tile;
+    next_job();
+  }
+  __device__ void next_job() {
+    if (left == 0) return next_range();
+    position = end_of_job();
     if (++head == args.num_kv_heads) {
       head = 0;
       if (++group * args.rows_per_group >= window[run].num_rows) {
@@ -150,7 +184,6 @@ struct Walk {
       }
     }
     begin_job(0);
-    return false;
   }
 };
 
@@ -183,6 +216,32 @@ __device__ int for_runs(const AttentionArgs& args, Memory& s, const Visit& visit
     visit(tiles, run);
   }
   return before;
+}
+
+/// A block leaves a part and says so by a flag that the next one awaits and clears. Blocks are dealt in order, so that one that is awaited has begun, and waits for none behind it.
+__device__ void hand_on(int32_t* flag) { asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory"); }
+__device__ void take_over(int32_t* flag) {
+  int32_t there = 0;
+  do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(there) : "l"(flag) : "memory");
+  while (there == 0);
+  *flag = 0;
+}
+
+/// What another block has written in this launch.
+__device__ float read_left(const float* from) {
+  float x;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ float4 read_left(const float4* from) {
+  float4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
+  return x;
+}
+__device__ float2 read_left(const float2* from) {
+  float2 x;
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
+  return x;
 }
 
 /// Combines a number of each thread, in every thread.
@@ -236,10 +295,10 @@ __device__ int fill_window(const AttentionArgs& args, Memory& s, int begin, int 
       known += s.counts[w];
     }
     if (!wanted) return;
-    if (place < kWindow) s.window[place] = run;
-    if (place == kWindow) s.end = run.position;
+    if (place < Memory::kWindow) s.window[place] = run;
+    if (place == Memory::kWindow) s.end = run.position;
   });
-  if (thread == 0) s.num_runs = min(known, kWindow);
+  if (thread == 0) s.num_runs = min(known, Memory::kWindow);
   __syncthreads();
   return s.end;
 }
@@ -410,10 +469,48 @@ struct Factors {
   }
 };
 
+/// Merges the parts of a job in order and gates it, by all threads of a block, each of which has four elements at a time. Not inline: the loop over tiles has no registers to spare.
+__device__ __noinline__ void merge_parts(const AttentionArgs& args, const Heads& heads, int slot, int num_parts, int kv_head, int first_row, int num_columns) {
+  constexpr int kElements = 4, kPartsAtOnce = 4;
+  const int num_heads = heads.count(kv_head);
+  const float v_scale = args.kv.dtype == DType::kE4M3 && args.kv.v_scale != nullptr ? args.kv.v_scale[kv_head] : 1.0f;
+  for (int item = static_cast<int>(threadIdx.x); item < num_columns * (kDim / kElements); item += kThreads) {
+    const int column = item / (kDim / kElements), element = item % (kDim / kElements) * kElements;
+    const int64_t at = (int64_t{first_row + column / num_heads} * args.num_q_heads + heads.head(kv_head, column % num_heads)) * kDim + element;
+    const uint2 gates = *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(args.gate) + at);
+    float values[kElements] = {}, max = -INFINITY, sum = 0;
+    for (int first = 0; first < num_parts; first += kPartsAtOnce) {
+      float4 part[kPartsAtOnce];
+      float2 sums[kPartsAtOnce];
+#pragma unroll
+      for (int n = 0; n < kPartsAtOnce; ++n) {
+        const int64_t column_of_part = int64_t{slot + min(first + n, num_parts - 1)} * args.lanes + column;
+        part[n] = read_left(reinterpret_cast<const float4*>(args.slots + column_of_part * kDim + element));
+        sums[n] = read_left(reinterpret_cast<const float2*>(args.slot_sums) + column_of_part);
+      }
+#pragma unroll
+      for (int n = 0; n < kPartsAtOnce; ++n) {
+        if (first + n >= num_parts) break;
+        const float new_max = fmaxf(max, sums[n].x), before = weight(max, new_max), now = weight(sums[n].x, new_max);
+        sum = merged(sum, before, sums[n].y, now);
+        max = new_max;
+        values[0] = merged(values[0], before, part[n].x, now);
+        values[1] = merged(values[1], before, part[n].y, now);
+        values[2] = merged(values[2], before, part[n].z, now);
+        values[3] = merged(values[3], before, part[n].w, now);
+      }
+    }
+    const float factor = sum > 0 ? v_scale / sum : sum;  // no key at all: 0; NaN stays NaN
+    const auto gated = [&](int i, uint32_t bits) { return round_to(DType::kBF16, values[i] * factor) * round_to(DType::kBF16, sigmoid(__uint_as_float(bits))); };
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(args.out) + at) =
+        make_uint2(bf16_pair(gated(0, gates.x << 16), gated(1, gates.x & 0xffff0000u)), bf16_pair(gated(2, gates.y << 16), gated(3, gates.y & 0xffff0000u)));
+  }
+}
+
 /// kMatrices: of 8 columns, each a row and query head.
-template <int kMatrices, bool kCodes>
+template <int kMatrices, bool kCodes, bool kRelays>
 __device__ void decode(const AttentionArgs& args) {
-  using Memory = Shared<8 * kMatrices, kCodes>;
+  using Memory = Shared<8 * kMatrices, kCodes, kRelays>;
   constexpr int kColumns = 8 * kMatrices, kElements = kWarpDims / 16, kRingSlices = Memory::kRingSlices;
   using S = Slices<kCodes>;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -423,10 +520,11 @@ __device__ void decode(const AttentionArgs& args) {
   release_successor();
   if (!knows_positions(args)) await_predecessor();
   const bool few_jobs = args.num_jobs <= num_blocks;
-  int longest = 0, jobs = 0;
+  int longest = 0, jobs = 0, fewest = INT32_MAX;
   const int total = for_runs(args, s, [&](int tiles, const Run& run) {
     if (tiles == 0) return;
     longest = max(longest, tiles_up_to(args, run.index + run.num_rows - 1));
+    fewest = min(fewest, tiles);
     jobs += (run.num_rows + args.rows_per_group - 1) / args.rows_per_group * args.num_kv_heads;
   });
   longest = all_threads(s, longest, [](int a, int b) { return max(a, b); });
@@ -434,6 +532,7 @@ __device__ void decode(const AttentionArgs& args) {
   /// Nothing is written before this, and of the cache only what earlier steps have left is read.
   const auto arrive = [&] {
     if (knows_positions(args)) await_predecessor();
+    if (kRelays) return;
     if (!few_jobs && thread == 0) args.split_jobs[block].job = -1;
     for (int number = block; few_jobs && number < args.step.num_runs; number += num_blocks) {
       const RunRecord run = args.step.runs[number];
@@ -442,11 +541,16 @@ __device__ void decode(const AttentionArgs& args) {
     }
   };
   if (total == 0) return arrive();
-  Shares shares(args, total, num_blocks);
+  Shares shares(args, total, num_blocks, kRelays);
+  if (kRelays && shares.cuts == kRelay) {  // the window must have all runs of a share
+    fewest = all_threads(s, fewest, [](int a, int b) { return min(a, b); });
+    if (total / shares.blocks + 1 > (Memory::kWindow - 2) * fewest) shares.cuts = kCutJobs;
+  }
   // Whole jobs, where they make the shares nearly as even (to a sixteenth), leave nothing to merge.
-  if (const int share = (jobs + shares.blocks - 1) / shares.blocks * longest; int64_t{share} * shares.blocks <= int64_t{total} * 17 / 16) shares.cuts = kCutJobs;
+  if (const int share = (jobs + num_blocks - 1) / num_blocks * longest; int64_t{share} * shares.blocks <= int64_t{total} * 17 / 16) shares.cuts = kCutJobs;
+  if (kRelays && shares.cuts == kCutJobs) shares.blocks = num_blocks;
   int begin = shares.begin(block), end = shares.begin(block + 1);
-  if (shares.cuts != kCutTiles) {
+  if (shares.cuts == kCutParts || shares.cuts == kCutJobs) {
     if (thread == 0) {
       s.cuts[0] = begin;
       s.cuts[1] = end;
@@ -469,36 +573,79 @@ __device__ void decode(const AttentionArgs& args) {
   bool arrived = false;
   while (begin < end) {
     const int window_end = fill_window(args, s, begin, end);
-    Walk ahead(args, s.window, begin, window_end), here = ahead;
+    // In a relay: first the beginning of a part that the next block goes on with; then all other jobs; then that which another block began, and of it last the rest of a part, which is taken over.
+    bool continues = false, stays = false;   // a job of the block before; which does not end here either
+    int last_range = -1, last_position = 0;  // of what is left last of a job that begins here and does not end here
+    if (kRelays && shares.cuts == kRelay) {
+      const Walk first(args, s.window, s.num_runs, begin, 1), last(args, s.window, s.num_runs, end - 1, 1);
+      continues = first.position < begin;
+      stays = continues && end < first.end_of_job();
+      const bool hands_on = end < last.end_of_job();
+      const int to_part = first.tile > first_tile(args) ? (kTilesPerPart - first.tile % kTilesPerPart) % kTilesPerPart : 0,
+                behind_part = hands_on ? min((last.tile + 1) % kTilesPerPart, last.tile + 1 - first_tile(args)) : 0;
+      const int of_part = min(begin + to_part, first.end_of_job()), cut = end - behind_part, of_job = continues ? min(first.end_of_job(), cut) : begin;
+      if (hands_on && !stays) {
+        last_range = last.position < cut ? 1 : 0;
+        last_position = last.position;
+      }
+      if (thread == 0) {
+        const int places[] = {cut, end, of_job, cut, of_part, of_job, begin, of_part};
+#pragma unroll
+        for (int i = 0; i < 2 * kRanges; ++i) s.ranges[i / 2][i % 2] = places[i];
+      }
+      __syncthreads();
+    }
+    Walk ahead = kRelays && shares.cuts == kRelay ? Walk(args, s.window, s.num_runs, s.ranges) : Walk(args, s.window, s.num_runs, begin, window_end - begin),
+         here = ahead;
     begin = window_end;
 
-    // Copies: the slices of tile after tile, keys and then values.
+    // Copies: the slices of tile after tile, keys and then values; where kAtOnce tiles are under way, values behind the keys of the next one.
     unsigned char(*const ring)[kSliceBytes] = s.ring[warp];
-    int pages = 0, first_page = 0, to = 0, slice_of_tile = 0, rows_begin = 0, rows_end = 0;
-    bool new_job = true;
-    int64_t tile_at = 0;
+    int pages = 0, first_page = 0, to = 0, slice_of_unit = 0;  // unit: keys or values of a tile
+    bool new_job = true, whole_job = false;                     // whole_job: all its keys were asked for
+    // Tiles whose keys were asked for, and not their values: where they are in the cache, and which rows are to be read, the first and (<< 8) the one behind the last.
+    int waiting = 0, wait_tile[2] = {0, 0}, wait_rows[2] = {0, 0};
     const auto before_rows = [&] { return (ahead.tile + 1) * kKeys <= s.window[ahead.run].index; };  // the tile is of earlier steps
+    const auto values_next = [&] { return waiting > Memory::kAtOnce - 1 || (waiting > 0 && whole_job); };
+    int key_tile = 0, key_rows = 0;
     const auto fetch = [&] {
-      if (ahead.left > 0) {
+      if (ahead.left > 0 || waiting > 0) {
         unsigned char* const slice = ring[to];
         to = to + 1 == kRingSlices ? 0 : to + 1;
-        if (slice_of_tile == 0) {
-          const Run& run = s.window[ahead.run];
-          if (new_job || ahead.tile - first_page == 32) {
-            first_page = ahead.tile;
-            pages = first_page + lane < min(ahead.end, args.step.block_tables_stride) ? args.step.block_tables[int64_t{run.slot} * args.step.block_tables_stride + first_page + lane] : 0;
+        if (!values_next()) {
+          if (slice_of_unit == 0) {
+            const Run& run = s.window[ahead.run];
+            if (new_job || ahead.tile - first_page == 32) {
+              first_page = ahead.tile;
+              pages = first_page + lane < min(ahead.end, args.step.block_tables_stride)
+                          ? args.step.block_tables[int64_t{run.slot} * args.step.block_tables_stride + first_page + lane]
+                          : 0;
+            }
+            key_tile = __shfl_sync(kAllLanes, pages, ahead.tile - first_page) * args.num_kv_heads + ahead.head;
+            const int rows_end = before_rows() ? kKeys : min(last_of_group(args, run, ahead.group) + 1, run.end) - ahead.tile * kKeys;
+            key_rows = max(0, min(kKeys, args.first_index - ahead.tile * kKeys)) | max(0, min(kKeys, rows_end)) << 8;
           }
-          tile_at = (int64_t{__shfl_sync(kAllLanes, pages, ahead.tile - first_page)} * args.num_kv_heads + ahead.head) * kKeys * kDim * S::kElementBytes;
-          rows_begin = args.first_index - ahead.tile * kKeys;
-          rows_end = (before_rows() ? run.index : min(last_of_group(args, run, ahead.group) + 1, run.end)) - ahead.tile * kKeys;
-        }
-        if (slice_of_tile < S::kOfKeys)
-          S::copy_keys(slice, static_cast<const unsigned char*>(args.kv.k) + tile_at, slice_of_tile, warp, lane, rows_begin, rows_end);
-        else
-          S::copy_values(slice, static_cast<const unsigned char*>(args.kv.v) + tile_at, slice_of_tile - S::kOfKeys, warp, lane, rows_begin, rows_end);
-        if (++slice_of_tile == 2 * S::kOfKeys) {
-          slice_of_tile = 0;
-          new_job = !ahead.advance();
+          S::copy_keys(slice, static_cast<const unsigned char*>(args.kv.k) + int64_t{key_tile} * (kKeys * kDim * S::kElementBytes), slice_of_unit,
+                       warp, lane, key_rows & 255, key_rows >> 8);
+          if (++slice_of_unit == S::kOfKeys) {
+            slice_of_unit = 0;
+            wait_tile[1] = key_tile;
+            wait_rows[1] = key_rows;
+            if (waiting++ == 0) {
+              wait_tile[0] = key_tile;
+              wait_rows[0] = key_rows;
+            }
+            new_job = whole_job = !ahead.advance();
+          }
+        } else {
+          S::copy_values(slice, static_cast<const unsigned char*>(args.kv.v) + int64_t{wait_tile[0]} * (kKeys * kDim * S::kElementBytes), slice_of_unit,
+                         warp, lane, wait_rows[0] & 255, wait_rows[0] >> 8);
+          if (++slice_of_unit == S::kOfKeys) {
+            slice_of_unit = 0;
+            wait_tile[0] = wait_tile[1];
+            wait_rows[0] = wait_rows[1];
+            if (--waiting == 0) whole_job = false;
+          }
         }
       }
       commit_copies();
@@ -527,10 +674,10 @@ __device__ void decode(const AttentionArgs& args) {
     };
     int asked = 0;
     if (!arrived) {
-      for (; asked < kRingSlices && ahead.left > 0 && before_rows(); ++asked) fetch();
+      for (; asked < kRingSlices && (values_next() || (ahead.left > 0 && before_rows())); ++asked) fetch();
       // What is read first once the predecessor has ended comes to the L2 cache meanwhile: where rows end, and the tile that they lie in.
       if (thread < s.num_runs) prefetch_line(args.step.indices + s.window[thread].first_row + s.window[thread].num_rows - 1);
-      if (thread == 0 && asked < kRingSlices && ahead.left > 0 && slice_of_tile == 0 && ahead.tile < args.step.block_tables_stride) {
+      if (thread == 0 && asked < kRingSlices && ahead.left > 0 && ahead.tile < args.step.block_tables_stride) {
         constexpr int kBytes = kKeys * kDim * S::kElementBytes;
         const int64_t at = (int64_t{args.step.block_tables[int64_t{s.window[ahead.run].slot} * args.step.block_tables_stride + ahead.tile]} * args.num_kv_heads + ahead.head) * kBytes;
         for (const void* cache : {args.kv.k, args.kv.v}) prefetch_bytes(static_cast<const unsigned char*>(cache) + at, kBytes);
@@ -559,12 +706,13 @@ __device__ void decode(const AttentionArgs& args) {
     while (here.left > 0) {
       // A job, or what this block has of it.
       const Run& run = s.window[here.run];
-      const int kv_head = here.head, first_of_job = first_tile(args), last_of_job = here.last, position = here.position;
+      const int range = here.range, kv_head = here.head, first_of_job = first_tile(args), last_of_job = here.last, position = here.position;
       const int group_row = here.group * args.rows_per_group, group_rows = min(args.rows_per_group, run.num_rows - group_row), first_row = run.first_row + group_row;
       const int num_heads = s.heads.count(kv_head), used = group_rows * num_heads;
       const int job = (run.number * args.max_groups + here.group) * args.num_kv_heads + kv_head;
       const bool begins = here.tile == first_of_job, whole = begins && here.end == last_of_job + 1;
-      if (thread == 0 && begins && (few_jobs || !whole)) args.split_jobs[few_jobs ? job : block] = {whole ? -1 : job, position, total, kv_head, first_row, group_rows, first_of_job, last_of_job};
+      if (thread == 0 && !kRelays && begins && (few_jobs || !whole))
+        args.split_jobs[few_jobs ? job : block] = {whole ? -1 : job, position, total, kv_head, first_row, group_rows, first_of_job, last_of_job};
       if (!has_queries) load_queries(run, here.group, kv_head, [] {});
       has_queries = false;
       int index[kMatrices][2];
@@ -583,8 +731,9 @@ __device__ void decode(const AttentionArgs& args) {
       for (int t = 0; t < kMatrices; ++t)
 #pragma unroll
         for (int e = 0; e < 2; ++e) scale[t][e] = k_scale / sqrtf(static_cast<float>(kDim)) * (kCodes ? s.query_scale[t * 8 + lane % 4 * 2 + e] : 1.0f);
-      uint32_t query[kMatrices == 1 ? kDim / 32 : 1][2][2];  // of the only columns
-      if constexpr (kMatrices == 1) {
+      constexpr bool kKeepsQuery = kMatrices == 1 && !(kCodes && kRelays);
+      uint32_t query[kKeepsQuery ? kDim / 32 : 1][2][2];  // of the only columns
+      if constexpr (kKeepsQuery) {
 #pragma unroll
         for (int step = 0; step < kDim / 32; ++step) S::queries(query[step], s.q, 0, step, lane);
       }
@@ -605,20 +754,29 @@ __device__ void decode(const AttentionArgs& args) {
         if (warp == 0 && lane < 4) for_columns([&](int t, int e, int i) { reinterpret_cast<float2*>(args.slot_sums)[int64_t{slot} * args.lanes + i] = make_float2(max[t][e], sum[t][e]); });
       };
 
+      const auto take_part = [&](int slot, State<kMatrices>& part) {
+        part.clear();
+        const int64_t at_slot = int64_t{slot} * args.lanes;
+        const float* const from = args.slots + at_slot * kDim + warp * kWarpDims;
+        for_columns([&](int t, int e, int i) {
+          const int64_t at = at_slot + i;
+          const float2 sums = read_left(reinterpret_cast<const float2*>(args.slot_sums) + at);
+          part.max[t][e] = sums.x;
+          part.sum[t][e] = sums.y;
+#pragma unroll
+          for (int m = 0; m < kElements; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) part.values[m][t][2 * half + e] = read_left(from + i * kDim + m * 16 + S::dim(lane, half));
+        });
+      };
+
       State<kMatrices> part, row;
       part.clear();
       row.clear();
-      bool begun = true, more = true;  // begun: this block has the part from its first tile on
-      int first_of_part = here.tile;
-      for (bool first = true; more; first = false) {
-        const int tile = here.tile;
-        if (first || tile % kTilesPerPart == 0) {
-          begun = tile == first_of_job || tile % kTilesPerPart == 0;
-          first_of_part = tile;
-          part.clear();
-        }
-        // Scores: of the warp's 16 keys, with sums over even and odd steps apart.
-        float score[kMatrices][2][4] = {};
+      // Scores of a tile: of the warp's 16 keys, with sums over even and odd steps apart. Of a matrix a lane has two keys of two columns.
+      float score[kMatrices][4], tile_max[kMatrices][2];
+      const auto scores = [&](int tile, int at) {
+        float sums[kMatrices][2][4] = {};
 #pragma unroll
         for (int part_of_keys = 0; part_of_keys < S::kOfKeys; ++part_of_keys) {
           const uint32_t slice = await_slice();
@@ -630,124 +788,188 @@ __device__ void decode(const AttentionArgs& args) {
 #pragma unroll
             for (int t = 0; t < kMatrices; ++t) {
               uint32_t b[2][2];
-              if constexpr (kMatrices == 1) {
+              if constexpr (kKeepsQuery) {
 #pragma unroll
                 for (int n = 0; n < 4; ++n) b[n / 2][n % 2] = query[step][n / 2][n % 2];
               } else {
                 S::queries(b, s.q, t * 8, step, lane);
               }
 #pragma unroll
-              for (int n = 0; n < 2; ++n) S::multiply(score[t][n], a[n], b[n][0], b[n][1]);
+              for (int n = 0; n < 2; ++n) S::multiply(sums[t][n], a[n], b[n][0], b[n][1]);
             }
           }
           free_slice();
         }
-        // Softmax of the tile. Of a matrix a lane has two keys of two columns.
-        float tile_max[kMatrices][2], tile_sum[kMatrices][2];
         const int key = tile * kKeys + warp * kWarpKeys + lane / 4;
 #pragma unroll
         for (int t = 0; t < kMatrices; ++t) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int k = key + i / 2 * 8;
-            score[t][0][i] = k <= index[t][i % 2] && k >= args.first_index ? __fmul_rn(score[t][0][i] + score[t][1][i], scale[t][i % 2]) : -INFINITY;
+            score[t][i] = k <= index[t][i % 2] && k >= args.first_index ? __fmul_rn(sums[t][0][i] + sums[t][1][i], scale[t][i % 2]) : -INFINITY;
           }
+          float most[2];
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            float most = fmaxf(score[t][0][e], score[t][0][e + 2]);
+            most[e] = fmaxf(score[t][e], score[t][e + 2]);
 #pragma unroll
-            for (int distance = 4; distance < 32; distance *= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, distance));
-            tile_max[t][e] = most;
+            for (int distance = 4; distance < 32; distance *= 2) most[e] = fmaxf(most[e], __shfl_xor_sync(kAllLanes, most[e], distance));
           }
-          if (lane < 4) *reinterpret_cast<float2*>(&s.tile_max[warp][t * 8 + lane * 2]) = make_float2(tile_max[t][0], tile_max[t][1]);
+          if (lane < 4) *reinterpret_cast<float2*>(&s.tile_max[at][warp][t * 8 + lane * 2]) = make_float2(most[0], most[1]);
         }
-        __syncthreads();
+      };
+      /// Behind a barrier: weights and their sums, of what the last scores are.
+      const auto weigh = [&](int at) {
 #pragma unroll
         for (int t = 0; t < kMatrices; ++t) {
           const int i = t * 8 + lane % 4 * 2;
-          float2 most = *reinterpret_cast<const float2*>(&s.tile_max[0][i]);
+          float2 most = *reinterpret_cast<const float2*>(&s.tile_max[at][0][i]);
 #pragma unroll
           for (int w = 1; w < kWarps; ++w) {
-            const float2 other = *reinterpret_cast<const float2*>(&s.tile_max[w][i]);
+            const float2 other = *reinterpret_cast<const float2*>(&s.tile_max[at][w][i]);
             most = make_float2(fmaxf(most.x, other.x), fmaxf(most.y, other.y));
           }
           tile_max[t][0] = most.x;
           tile_max[t][1] = most.y;
 #pragma unroll
-          for (int n = 0; n < 4; ++n) score[t][0][n] = weight(score[t][0][n], tile_max[t][n % 2]);
+          for (int n = 0; n < 4; ++n) score[t][n] = weight(score[t][n], tile_max[t][n % 2]);
 #pragma unroll
           for (int half = 0; half < 2; ++half)  // to rows of keys
-            *reinterpret_cast<uint32_t*>(s.p + swizzled<kKeys / 8>(t * 8 + lane / 4, warp * 2 + half) + lane % 4 * 4) = transposed(S::two_weights(score[t][0][2 * half], score[t][0][2 * half + 1]));
+            *reinterpret_cast<uint32_t*>(s.p[at] + swizzled<kKeys / 8>(t * 8 + lane / 4, warp * 2 + half) + lane % 4 * 4) = transposed(S::two_weights(score[t][2 * half], score[t][2 * half + 1]));
+          float sums[2];
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            float sum = score[t][0][e] + score[t][0][e + 2];
+            sums[e] = score[t][e] + score[t][e + 2];
 #pragma unroll
-            for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-            tile_sum[t][e] = sum;
+            for (int distance = 4; distance < 32; distance *= 2) sums[e] += __shfl_xor_sync(kAllLanes, sums[e], distance);
           }
-          if (lane < 4) *reinterpret_cast<float2*>(&s.tile_sum[warp][i]) = make_float2(tile_sum[t][0], tile_sum[t][1]);
+          if (lane < 4) *reinterpret_cast<float2*>(&s.tile_sum[at][warp][i]) = make_float2(sums[0], sums[1]);
         }
-        __syncthreads();
+      };
+      // Values. What this block has not from the first tile of a part on is a part for every tile.
+      bool begun = true;
+      int first_of_part = here.tile;
+      const int first_here = here.tile, end_here = here.end;
+      const auto begin_tile = [&](int tile) {
+        if (tile > first_here && tile % kTilesPerPart != 0 && begun) return;
+        begun = tile == first_of_job || tile % kTilesPerPart == 0;
+        first_of_part = tile;
+        if (kRelays && !begun && shares.cuts == kRelay) {
+          if (thread == 0) take_over(args.relay + 2 * (block - 1));
+          __syncthreads();
+          take_part(slot_of(shares, job, position, tile, first_of_job), part);
+          begun = true;
+        } else {
+          part.clear();
+        }
+      };
+      /// Behind a barrier: the warp's 64 elements of all keys.
+      const auto add_values = [&](int at, const float (&tile_max)[kMatrices][2]) {
+        float tile_sum[kMatrices][2];
 #pragma unroll
         for (int t = 0; t < kMatrices; ++t)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const int i = t * 8 + lane % 4 * 2 + e;
-            tile_sum[t][e] = (s.tile_sum[0][i] + s.tile_sum[1][i]) + (s.tile_sum[2][i] + s.tile_sum[3][i]);
+            tile_sum[t][e] = (s.tile_sum[at][0][i] + s.tile_sum[at][1][i]) + (s.tile_sum[at][2][i] + s.tile_sum[at][3][i]);
           }
         Factors<kMatrices> factors;
-        if (begun) factors.merge(part, tile_max, tile_sum);
-        const int tile_slot = slot_of(shares, job, position, tile, first_of_job);
-        // Values: the warp's 64 elements of all keys.
-        {
-          uint32_t weights[kMatrices][kKeys / 32][4];
-          const uint32_t p = shared_address(s.p);
+        factors.merge(part, tile_max, tile_sum);
+        uint32_t weights[kMatrices][kKeys / 32][4];
+        const uint32_t p = shared_address(s.p[at]);
 #pragma unroll
-          for (int t = 0; t < kMatrices; ++t)
+        for (int t = 0; t < kMatrices; ++t)
 #pragma unroll
-            for (int step = 0; step < kKeys / 32; ++step) load_matrices(weights[t][step], p + swizzled<kKeys / 8>(t * 8 + lane % 8, step * 4 + lane / 8));
-          float added[kElements][kMatrices][4] = {};
+          for (int step = 0; step < kKeys / 32; ++step) load_matrices(weights[t][step], p + swizzled<kKeys / 8>(t * 8 + lane % 8, step * 4 + lane / 8));
+        float added[kElements][kMatrices][4] = {};
 #pragma unroll
-          for (int part_of_values = 0; part_of_values < S::kOfKeys; ++part_of_values) {
-            const uint32_t slice = await_slice();
+        for (int part_of_values = 0; part_of_values < S::kOfKeys; ++part_of_values) {
+          const uint32_t slice = await_slice();
 #pragma unroll
-            for (int m = 0; m < kElements; ++m) {
+          for (int m = 0; m < kElements; ++m) {
 #pragma unroll
-              for (int i = 0; i < S::kKeySteps; ++i) {
-                const int step = part_of_values * S::kKeySteps + i;
-                uint32_t a[2][4];
-                S::values(a, slice, m, i, lane);
+            for (int i = 0; i < S::kKeySteps; ++i) {
+              const int step = part_of_values * S::kKeySteps + i;
+              uint32_t a[2][4];
+              S::values(a, slice, m, i, lane);
 #pragma unroll
-                for (int t = 0; t < kMatrices; ++t)
+              for (int t = 0; t < kMatrices; ++t)
 #pragma unroll
-                  for (int n = 0; n < 2; ++n) S::multiply(added[m][t], a[n], weights[t][step][2 * n], weights[t][step][2 * n + 1]);
-              }
-              if (part_of_values + 1 < S::kOfKeys) continue;
-#pragma unroll
-              for (int t = 0; t < kMatrices; ++t) {
-                if (begun) factors.merge_values(part.values[m][t], t, added[m][t]);
-                else leave_values(tile_slot, m, t, added[m][t]);
-              }
+                for (int n = 0; n < 2; ++n) S::multiply(added[m][t], a[n], weights[t][step][2 * n], weights[t][step][2 * n + 1]);
             }
-            if (part_of_values + 1 == S::kOfKeys) more = here.advance();
-            free_slice();
+            if (part_of_values + 1 < S::kOfKeys) continue;
+#pragma unroll
+            for (int t = 0; t < kMatrices; ++t) factors.merge_values(part.values[m][t], t, added[m][t]);
           }
+          free_slice();
         }
-        if (!begun) {
-          leave_sums(tile_slot, tile_max, tile_sum);
-        } else if (!more || tile == last_of_job || tile % kTilesPerPart == kTilesPerPart - 1) {
-          if (whole) {
-            factors.merge(row, part.max, part.sum);
-          } else {
-            leave_sums(slot_of(shares, job, position, first_of_part, first_of_job), part.max, part.sum);
-          }
+      };
+      const auto end_tile = [&](int tile) {
+        if (begun && tile + 1 < end_here && tile != last_of_job && tile % kTilesPerPart != kTilesPerPart - 1) return;
+        if (whole) {
+          Factors<kMatrices> factors;
+          factors.merge(row, part.max, part.sum);
 #pragma unroll
           for (int m = 0; m < kElements; ++m)
 #pragma unroll
-            for (int t = 0; t < kMatrices; ++t) {
-              if (whole) factors.merge_values(row.values[m][t], t, part.values[m][t]);
-              else leave_values(slot_of(shares, job, position, first_of_part, first_of_job), m, t, part.values[m][t]);
-            }
+            for (int t = 0; t < kMatrices; ++t) factors.merge_values(row.values[m][t], t, part.values[m][t]);
+        } else {
+          const int slot = slot_of(shares, job, position, first_of_part, first_of_job);
+          leave_sums(slot, part.max, part.sum);
+#pragma unroll
+          for (int m = 0; m < kElements; ++m)
+#pragma unroll
+            for (int t = 0; t < kMatrices; ++t) leave_values(slot, m, t, part.values[m][t]);
+        }
+      };
+      if constexpr (Memory::kAtOnce == 1) {
+        for (int tile = first_here; tile < end_here; ++tile) {
+          begin_tile(tile);
+          scores(tile, 0);
+          __syncthreads();
+          weigh(0);
+          __syncthreads();
+          add_values(0, tile_max);
+          end_tile(tile);
+        }
+      } else {
+        // Values of a tile meet their weights while those of the next one are computed: one barrier a tile.
+        scores(first_here, 0);
+        __syncthreads();
+        weigh(0);
+        int at = 0;
+        for (int tile = first_here; tile + 1 < end_here; ++tile) {
+          begin_tile(tile);
+          scores(tile + 1, at ^ 1);
+          __syncthreads();
+          float before[kMatrices][2];
+#pragma unroll
+          for (int t = 0; t < kMatrices; ++t)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) before[t][e] = tile_max[t][e];
+          weigh(at ^ 1);
+          add_values(at, before);
+          end_tile(tile);
+          at ^= 1;
+        }
+        begin_tile(end_here - 1);
+        __syncthreads();
+        add_values(at, tile_max);
+        end_tile(end_here - 1);
+      }
+      here.skip_job();
+      if (kRelays && shares.cuts == kRelay && !whole) {
+        const bool last = here.left == 0;
+        __syncthreads();
+        if (thread == 0) {
+          if (range == 0) hand_on(args.relay + 2 * block);
+          if (stays ? last : range == last_range && position == last_position) hand_on(args.relay + 2 * block + 1);
+        }
+        if (continues && last && !stays) {
+          for (int other = shares.block_of(position) + thread; other < block; other += kThreads) take_over(args.relay + 2 * other + 1);
+          __syncthreads();
+          merge_parts(args, s.heads, slot_of(shares, job, position, first_of_job, first_of_job),
+                      last_of_job / kTilesPerPart - first_of_job / kTilesPerPart + 1, kv_head, first_row, used);
         }
       }
       if (!whole) continue;
@@ -949,16 +1171,18 @@ __device__ SplitJob job_to_merge(const AttentionArgs& args, const Heads& heads) 
 
 }  // namespace
 
-template <int kColumns, bool kCodes>
-constexpr bool fits = sizeof(Shared<kColumns, kCodes>) <= decode_shared_bytes(kColumns, kCodes, kHopper);
-static_assert(fits<8, false> && fits<8, true> && fits<24, false> && fits<24, true>);
+template <int kColumns, bool kCodes, bool kRelays>
+constexpr bool fits = sizeof(Shared<kColumns, kCodes, kRelays>) <= decode_shared_bytes(kColumns, kCodes, kHopper);
+static_assert(fits<8, false, false> && fits<8, true, false> && fits<24, false, false> && fits<24, true, false> && fits<8, false, true> && fits<8, true, true>);
 
-#define QUERN_DECODE(name, matrices, codes) \
-  extern "C" __global__ void __launch_bounds__(kThreads, decode_blocks(8 * matrices, codes, kHopper)) name(const __grid_constant__ AttentionArgs args) { decode<matrices, codes>(args); }
-QUERN_DECODE(attention_decode_1_bf16, 1, false)
-QUERN_DECODE(attention_decode_3_bf16, 3, false)
-QUERN_DECODE(attention_decode_1_e4m3, 1, true)
-QUERN_DECODE(attention_decode_3_e4m3, 3, true)
+#define QUERN_DECODE(name, matrices, codes, relays) \
+  extern "C" __global__ void __launch_bounds__(kThreads, decode_blocks(8 * matrices, codes, kHopper)) name(const __grid_constant__ AttentionArgs args) { decode<matrices, codes, relays>(args); }
+QUERN_DECODE(attention_decode_1_bf16, 1, false, false)
+QUERN_DECODE(attention_decode_3_bf16, 3, false, false)
+QUERN_DECODE(attention_decode_1_e4m3, 1, true, false)
+QUERN_DECODE(attention_decode_3_e4m3, 3, true, false)
+QUERN_DECODE(attention_decode_many_bf16, 1, false, true)
+QUERN_DECODE(attention_decode_many_e4m3, 1, true, true)
 #undef QUERN_DECODE
 
 /// Where rows and heads are few; blockIdx.z: 32 elements. Of few parts the first block merges all elements: the others would be in the way of the kernel behind this one.

@@ -53,14 +53,14 @@ class AttentionKernel final : public ops::Attention::Kernel {
  public:
   struct Functions {
     std::string_view arithmetic;
-    Function<AttentionArgs> decode_1, decode_3, merge_few, merge_many;
+    Function<AttentionArgs> decode_1, decode_3, decode_many, merge_few, merge_many;
     Function<AttentionArgs> prompt;            // of attention_mma.cu, or
     Function<AttentionPromptArgs> prompt_90;  // of attention_prompt_sm90.cu
     int decode_1_blocks = 1, decode_3_blocks = 1;  // that fit a multiprocessor
     bool code_90a = false;                     // runs machine code of sm_90a, whose launches also overlap (programmatic dependent launch)
   };
-  AttentionKernel(const ops::Attention::Problem& problem, const Functions& functions, std::unique_ptr<ops::Buffer> kv_head, std::unique_ptr<ops::Buffer> heads, const Device& device)
-      : problem_(problem), functions_(functions), kv_head_(std::move(kv_head)), heads_(std::move(heads)), num_sms_(device.num_sms()), l2_bytes_(device.l2_bytes()) {
+  AttentionKernel(const ops::Attention::Problem& problem, const Functions& functions, std::unique_ptr<ops::Buffer> kv_head, std::unique_ptr<ops::Buffer> heads, std::unique_ptr<ops::Buffer> relay, const Device& device)
+      : problem_(problem), functions_(functions), kv_head_(std::move(kv_head)), heads_(std::move(heads)), relay_(std::move(relay)), num_sms_(device.num_sms()), l2_bytes_(device.l2_bytes()) {
     for (int64_t head = 0; head < problem.num_kv_heads; ++head)
       largest_group_ = std::max<int64_t>(largest_group_, std::count(problem.kv_head.begin(), problem.kv_head.end(), static_cast<int32_t>(head)));
   }
@@ -111,13 +111,16 @@ class AttentionKernel final : public ops::Attention::Kernel {
     args.slot_sums = args.slots + int64_t{args.max_slots} * args.lanes * kHeadDim;
     args.split_jobs = reinterpret_cast<SplitJob*>(args.slot_sums + int64_t{args.max_slots} * args.lanes * 2);
     args.heads = reinterpret_cast<const int32_t*>(heads_->address());
+    const bool relay = small && args.num_jobs >= num_sms_;
+    args.relay = relay ? reinterpret_cast<int32_t*>(relay_->address()) : nullptr;
     args.next = plain::prefetch_of(launch, l2_bytes_ / 2);
-    stream.launch(small ? functions_.decode_1 : functions_.decode_3,
+    stream.launch(relay ? functions_.decode_many : small ? functions_.decode_1 : functions_.decode_3,
                   {.grid = {static_cast<unsigned>(blocks)},
                    .block = {kThreadsDecode},
                    .shared_bytes = static_cast<unsigned>(decode_shared_bytes(static_cast<int>(columns), codes, functions_.code_90a)),
                    .programmatic = functions_.code_90a},
                   args);
+    if (relay) return;
     const auto splits = static_cast<unsigned>(std::min<int64_t>(args.num_jobs, blocks)), lanes = static_cast<unsigned>(args.lanes);
     // Few: blocks share the parts of a long job, and elements are merged apart; the bits are the same.
     const bool few = int64_t{splits} * lanes <= num_sms_;
@@ -128,6 +131,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
   Functions functions_;
   std::unique_ptr<ops::Buffer> kv_head_;  // i32 [num_q_heads]
   std::unique_ptr<ops::Buffer> heads_;    // AttentionArgs::heads
+  std::unique_ptr<ops::Buffer> relay_;    // AttentionArgs::relay
   int num_sms_;
   int64_t l2_bytes_;
   int64_t largest_group_ = 0;
@@ -137,7 +141,7 @@ Result<std::unique_ptr<ops::Attention::Kernel>> make_kernel(const ops::Attention
   CHECK(std::ssize(problem.kv_head) == problem.num_q_heads);
   Device& gpu = cuda_device(device);
   AttentionKernel::Functions functions{
-      .arithmetic = hopper ? "cuda.sm90.attention.bf16" : "cuda.mma.bf16", .decode_1 = {}, .decode_3 = {}, .merge_few = {}, .merge_many = {}, .prompt = {}, .prompt_90 = {}};
+      .arithmetic = hopper ? "cuda.sm90.attention.bf16" : "cuda.mma.bf16", .decode_1 = {}, .decode_3 = {}, .decode_many = {}, .merge_few = {}, .merge_many = {}, .prompt = {}, .prompt_90 = {}};
   const bool codes = problem.kv == DType::kE4M3;
   functions.code_90a = runs_code_for("90a", gpu.traits().architecture);
   const auto decode_function = [&](const char* name, int columns, Function<AttentionArgs>& function, int& blocks) -> Result<void> {
@@ -148,6 +152,8 @@ Result<std::unique_ptr<ops::Attention::Kernel>> make_kernel(const ops::Attention
   };
   RETURN_IF_ERROR(decode_function(codes ? "attention_decode_1_e4m3" : "attention_decode_1_bf16", kFewLanes, functions.decode_1, functions.decode_1_blocks));
   RETURN_IF_ERROR(decode_function(codes ? "attention_decode_3_e4m3" : "attention_decode_3_bf16", kManyLanes, functions.decode_3, functions.decode_3_blocks));
+  int many_blocks = 1;  // as decode_1_blocks
+  RETURN_IF_ERROR(decode_function(codes ? "attention_decode_many_e4m3" : "attention_decode_many_bf16", kFewLanes, functions.decode_many, many_blocks));
   ASSIGN_OR_RETURN(functions.merge_few, gpu.function<AttentionArgs>("attention_decode", "attention_merge_few"));
   ASSIGN_OR_RETURN(functions.merge_many, gpu.function<AttentionArgs>("attention_decode", "attention_merge_many"));
   if (hopper) {
@@ -158,7 +164,9 @@ Result<std::unique_ptr<ops::Attention::Kernel>> make_kernel(const ops::Attention
   }
   ASSIGN_OR_RETURN(auto kv_head, gpu.upload(problem.kv_head, "the attention's head map"));
   ASSIGN_OR_RETURN(auto heads, gpu.upload(heads_by_kv_head(problem), "the attention's head lists"));
-  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, functions, std::move(kv_head), std::move(heads), gpu));
+  const std::vector<int32_t> flags(2 * static_cast<size_t>(functions.decode_1_blocks * gpu.num_sms()));
+  ASSIGN_OR_RETURN(auto relay, gpu.upload(flags, "flags between the attention's blocks"));
+  return std::unique_ptr<ops::Attention::Kernel>(std::make_unique<AttentionKernel>(problem, functions, std::move(kv_head), std::move(heads), std::move(relay), gpu));
 }
 
 }  // namespace
