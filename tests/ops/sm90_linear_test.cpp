@@ -14,7 +14,7 @@ bool is_under_test() { return candidate_under_test().starts_with("cuda.sm90"); }
 #define ONLY_SM90()                                                             \
   if (!is_under_test()) GTEST_SKIP() << "this test is about cuda.sm90"
 
-const std::vector<int64_t> kDecodePieces = {1, 4, 8, 11, 31, 64, 100, 130, 250}, kPromptPieces = {64, 128, 192};
+const std::vector<int64_t> kDecodePieces = {1, 2, 3, 4, 8, 11, 31, 64, 100, 130, 250}, kPromptPieces = {64, 128, 192};
 
 TEST(Sm90Linear, MlpInIsSiluOfGateTimesUpOfTheQuantisedNormedInput) {
   ONLY_SM90();
@@ -299,6 +299,33 @@ TEST(Sm90Linear, CutsTilesAmongNoMoreBlocksThanThereAreAndEvenlyWhereThatIsCheap
   EXPECT_EQ(decode_blocks(272, 40, 132), 132);  // mlp_in: whatever comes
   EXPECT_EQ(decode_blocks(40, 136, 132), 132);  // down_residual: thirds of a tile row would be 4 tiles a block more
   EXPECT_EQ(decode_blocks(70, 40, 132), 132);   // too many would have nothing to do
+}
+
+/// Up to four rows are quantised by every block for itself; of three and four it multiplies what is there before it quantises the rest, where it meets more than sixteen blocks of K.
+TEST(Sm90Linear, GivesFewRowsTheBitsOfManyWhereBlocksMeetMuchOfThem) {
+  ONLY_SM90();
+  Bed bed;
+  Random random(13);
+  constexpr int64_t kHidden = 5120, kWidth = 3584, kIn = 7168, kRows = 12;  // 17 of 40 and of 56 blocks of K on 132 multiprocessors
+  const LinearCase gate(bed, random, {kWidth, kHidden, WeightScheme::kFp8Block}), up(bed, random, {kWidth, kHidden, WeightScheme::kFp8Block}), down(bed, random, {kHidden, kIn, WeightScheme::kFp8Block});
+  const TensorView norm = bed.tensor(DType::kBF16, {kHidden}, random.normals(kHidden, 0.2f));
+  const TensorView x = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden)), middle = bed.tensor(DType::kBF16, {kRows, kIn}, random.normals(kRows * kIn));
+  const auto mlp_in = make_kernel<MlpIn>(bed, {kHidden, kWidth, gate.source.shape, up.source.shape, kEps, DType::kBF16});
+  const auto residual = make_kernel<DownResidual>(bed, {down.source.shape, ActivationLayout::kPlain, DType::kBF16, true});
+  Buffer &in_packed = bed.packed(*mlp_in), &down_packed = bed.packed(*residual);
+  mlp_in->pack({norm, gate.source, up.source}, in_packed, bed.stream());
+  residual->pack(down.source, down_packed, bed.stream());
+  const std::vector<int64_t> pieces = {1, 2, 3, 4, 5};
+  const TensorView out = bed.tensor(DType::kBF16, {kRows, kWidth}), sum = bed.tensor(DType::kBF16, {kRows, kHidden});
+  expect_same_bits(out, kRows, RowKind::kDecode, RowKind::kDecode, pieces, [&](int64_t first, int64_t count, RowKind kind) {
+    Launch launch = bed.launch(*mlp_in, count);
+    mlp_in->enqueue(KindRows(count, kind).rows, rows_from(x, first, count), in_packed, {ActivationLayout::kPlain, rows_from(out, first, count), {}}, launch);
+  });
+  expect_same_bits(sum, kRows, RowKind::kDecode, RowKind::kDecode, pieces, [&](int64_t first, int64_t count, RowKind kind) {
+    bed.stream().copy(rows_from(x, first, count), rows_from(sum, first, count));
+    Launch launch = bed.launch(*residual, count);
+    residual->enqueue(KindRows(count, kind).rows, {ActivationLayout::kPlain, rows_from(middle, first, count), {}}, down_packed, rows_from(sum, first, count), launch);
+  });
 }
 
 /// Layers of which a block has whole tile rows and parts of others, or several tiles of one, as those of the model: in the tests above it has a tile or two.

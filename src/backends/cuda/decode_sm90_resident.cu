@@ -2,6 +2,8 @@
 
 namespace quern::cuda::sm90 {
 
-QUERN_DECODE(decode_resident, 8, true, true)
+QUERN_DECODE(decode_resident_1, 8, true, 1)
+QUERN_DECODE(decode_resident_2, 8, true, 2)
+QUERN_DECODE(decode_resident_4, 8, true, 4)
 
 }  // namespace quern::cuda::sm90

@@ -250,7 +250,7 @@ __device__ __forceinline__ void run_prompt(const PromptArgs& args) {
   static_assert(kFp8 || !kTall);
   constexpr int kRows = kTall ? 256 : 128;
   extern __shared__ char raw[];
-  const Layout<kRows, kFp8, false> at(raw, args.stages, 0, 0, 0);
+  const Layout<kRows, kFp8, false> at(raw, args.stages, 0, 0);
   if (threadIdx.x == kConsumers) at.init_barriers(kPair ? 2 : 1);
   __syncthreads();
   if constexpr (kPair) meet_cluster();

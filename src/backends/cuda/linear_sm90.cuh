@@ -62,19 +62,18 @@ __device__ __forceinline__ const float* tile_scales(const LinearLayer& linear, i
 
 // ---- shared memory of a block ----
 
-template <int kColumns, bool kFp8, bool kResident>
+template <int kColumns, bool kFp8, int kResident>
 struct Layout {
-  static constexpr int kRowsBytes = kResident ? 0 : kColumns * kTileRowBytes;
+  static constexpr int kRowsBytes = kResident > 0 ? 0 : kColumns * kTileRowBytes;
   /// Whether a stage's rows have a barrier beside its tile's.
-  static constexpr bool kPaced = !kResident && kColumns <= kMaxPacedColumns;
-  static constexpr int kScaleBytes = kFp8 && !kResident ? (kColumns * 4 + 127) / 128 * 128 : 0;
+  static constexpr bool kPaced = kResident == 0 && kColumns <= kMaxPacedColumns;
+  static constexpr int kScaleBytes = kFp8 && kResident == 0 ? (kColumns * 4 + 127) / 128 * 128 : 0;
 
   uint32_t front, base;  // 1024-byte aligned shared addresses: of barriers and scales, and of stages, each a tile and its rows
   char* generic;
-  int stages, resident_blocks, slot_rows, norm_floats;
+  int stages, resident_blocks, norm_floats;
 
-  __device__ Layout(char* raw, int num_stages, int blocks, int rows, int floats)
-      : stages(num_stages), resident_blocks(blocks), slot_rows(resident_rows(rows)), norm_floats(floats) {
+  __device__ Layout(char* raw, int num_stages, int blocks, int floats) : stages(num_stages), resident_blocks(blocks), norm_floats(floats) {
     const uint32_t address = shared_address(raw), aligned = (address + 1023) / 1024 * 1024;
     front = aligned;
     base = front + kFrontBytes;
@@ -90,14 +89,14 @@ struct Layout {
   __device__ uint32_t weight(int stage) const { return base + stage * (kTileBytes + kRowsBytes); }
   __device__ uint32_t rows(int stage) const { return weight(stage) + kTileBytes; }
   __device__ int resident_begin() const { return stages * (kTileBytes + kRowsBytes); }
-  __device__ uint32_t resident(int slot) const { return base + resident_begin() + slot * slot_rows * kTileRowBytes; }
-  __device__ char* resident_at(int slot, int row, int byte) const { return generic + resident_begin() + swizzled(slot * slot_rows + row, byte); }
-  __device__ int scales_begin() const { return resident_begin() + (kResident ? resident_bytes(resident_blocks, slot_rows) : 0); }
+  __device__ uint32_t resident(int slot) const { return base + resident_begin() + slot * kResident * kTileRowBytes; }
+  __device__ char* resident_at(int slot, int row, int byte) const { return generic + resident_begin() + swizzled(slot * kResident + row, byte); }
+  __device__ int scales_begin() const { return resident_begin() + (kResident > 0 ? resident_bytes(resident_blocks, kResident) : 0); }
   __device__ float* scales(int stage_or_slot) const {
-    return reinterpret_cast<float*>(generic + scales_begin() + stage_or_slot * (kResident ? kColumns * 4 : kScaleBytes));
+    return reinterpret_cast<float*>(generic + scales_begin() + stage_or_slot * (kResident > 0 ? kColumns * 4 : kScaleBytes));
   }
   __device__ uint32_t scales_address(int stage) const { return base + scales_begin() + stage * kScaleBytes; }
-  __device__ int norm_begin() const { return scales_begin() + (kResident ? resident_blocks * kColumns * 4 : stages * kScaleBytes); }
+  __device__ int norm_begin() const { return scales_begin() + (kResident > 0 ? resident_blocks * kColumns * 4 : stages * kScaleBytes); }
   __device__ float* norm() const { return reinterpret_cast<float*>(generic + norm_begin()); }
   __device__ float* sums() const { return norm() + norm_floats; }  // [kResidentRows][blocks of 128], then products of side rows
   __device__ uint32_t full(int stage) const { return front + stage * 16; }
@@ -106,6 +105,8 @@ struct Layout {
   __device__ const float* tile_scale(int stage) const { return reinterpret_cast<const float*>(generic - kFrontBytes + kMaxStages * 16 + stage * 16); }
   __device__ uint32_t rows_full(int stage) const { return kPaced ? front + kMaxStages * 32 + stage * 8 : full(stage); }
   __device__ uint32_t norm_full() const { return front + kMaxStages * 40; }
+  /// Of up to kMaxPacedColumns rows: a word that says whether this block's consumers are quantising.
+  __device__ uint32_t quantising() const { return front + kMaxStages * 40 + 8; }
 
   /// One thread. `readers`: blocks whose warps say that a stage is free.
   __device__ void init_stages(int begin, int end, int readers) const {
@@ -119,6 +120,7 @@ struct Layout {
   /// Those of the stages before `begin` are there.
   __device__ void init_barriers(int readers = 1, int begin = 0) const {
     barrier_init(norm_full(), 1);
+    if constexpr (kPaced) store_shared(quantising(), 0);
     init_stages(begin, stages, readers);
   }
 };
@@ -159,84 +161,117 @@ __device__ __forceinline__ void consumer_barrier() { named_barrier<1, kConsumers
 
 // ---- resident mode: the consumers norm and quantise up to four rows ----
 
-/// Blocks of K in the order in which this thread block meets them.
-__device__ __forceinline__ int resident_slot(int k, int first, int k_blocks) { return k >= first ? k - first : k - first + k_blocks; }
+/// The block of K that is met as the `slot`-th.
+__device__ __forceinline__ int resident_block(int slot, int first, int k_blocks) { return slot + first < k_blocks ? slot + first : slot + first - k_blocks; }
 
-/// The groups of 128 of every row that a half-warp takes: of `rows` rounded up to 1, 2 or 4, one row each, every (16 >> log)-th block.
-struct Share {
-  int log, row, step, begin;
-  __device__ explicit Share(int rows) {
-    const int half = threadIdx.x >> 4;
-    log = rows > 2 ? 2 : rows - 1;
-    row = half & ((1 << log) - 1);
-    step = 16 >> log;
-    begin = half >> log;
-  }
-};
+/// Norm and quantisation of rows that this thread block needs itself. A half-warp has every sixteenth of the blocks of K that are met, of all rows, so that factors are read once: of kRows, `args.rows`
+/// rounded up; none. Of four rows the blocks of a half-warp are put into shared memory one after another, since products can begin with those that are met first.
+template <int kRows>
+class ResidentRows {
+  static constexpr int kHalves = kConsumers / 16, kEach = (kMaxResidentBlocks + kHalves - 1) / kHalves;
+  static constexpr int kAtOnce = kRows == kResidentRows ? 1 : kEach;  // blocks of a half-warp
 
-template <int kCount, class At>
-__device__ __forceinline__ void fill_share(const DecodeArgs& args, const LinearLayer& linear, const At& at, const Share& share, int first_block, int blocks) {
-  const int l = threadIdx.x & 15, k_blocks = linear.k_blocks;
-  const bool real = share.row < args.rows, has_norm = linear.norm != nullptr;
-  const int count = has_norm ? k_blocks : blocks;  // to look at: all, or those that this thread block meets
-  const auto block_at = [&](int n) {  // -1: none
-    const int i = share.begin + n * share.step;
-    return i >= count ? -1 : has_norm ? i : i + first_block >= k_blocks ? i + first_block - k_blocks : i + first_block;
-  };
-  uint4 x[kCount];
+ public:
+  static constexpr bool kInTurn = kAtOnce < kEach;
+
+  /// What takes time before the rows are there.
+  __device__ ResidentRows(const DecodeArgs& args, const LinearLayer& linear, int first_block)
+      : k_blocks(linear.k_blocks), blocks(args.resident_blocks), first(first_block), count(linear.norm != nullptr ? k_blocks : blocks) {
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-    const int block = block_at(n);
-    x[n] = block >= 0 && real ? load_row_piece(linear.in, share.row * linear.in_stride + block * 128 + l * 8) : uint4{};
+    for (int j = 0; j < kEach; ++j) {
+      from[j] = static_cast<const char*>(linear.in) + (resident_block(slot_of(j), first, k_blocks) * 128 + lane() * 8) * 2;
+      asm volatile("" : "+l"(from[j]));  // computed here
+    }
+    stride = linear.in_stride * 2;
+    asm volatile("" : "+l"(stride));
   }
-  if (has_norm) {
-    float* sums = at.sums() + share.row * k_blocks;
-    float square[kCount];
-    square_sums(x, square);
+  ResidentRows() = default;
+
+  /// Asks for the rows, once the predecessor has finished, and finds out how long they are where there is a norm.
+  template <class At>
+  __device__ __forceinline__ void load(const DecodeArgs& args, const LinearLayer& linear, const At& at) {
 #pragma unroll
-    for (int n = 0; n < kCount; ++n)
-      if (const int block = block_at(n); l == 0 && block >= 0) sums[block] = square[n];
+    for (int j = 0; j < kEach; ++j)
+#pragma unroll
+      for (int row = 0; row < kRows; ++row)
+        x[j][row] = slot_of(j) < count && (kRows <= 2 || row < args.rows) ? __ldcg(reinterpret_cast<const uint4*>(from[j] + row * stride)) : uint4{};  // never from an L1 line older than the predecessor
+    if (linear.norm == nullptr) return;
+    constexpr int kGroups = kEach * kRows;
+    const int l = lane();
+    float* sums = at.sums();
+#pragma unroll
+    for (int i = 0; i < kGroups; i += 4) {
+      float square[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) square[n] = i + n < kGroups ? square_sum(x[(i + n) / kRows < kEach ? (i + n) / kRows : 0][(i + n) % kRows]) : 0.0f;
+      const float sum = sum16_of_four(square);
+      const int group = i + (l >> 2), slot = slot_of(group / kRows);
+      if ((l & 3) == 0 && group < kGroups && slot < count) sums[group % kRows * k_blocks + resident_block(slot, first, k_blocks)] = sum;
+    }
     if (linear.side.weight != nullptr) named_arrive<4, kConsumers + kHelpers>();
     consumer_barrier();
-    const float inverse = inverse_rms(sums, k_blocks, linear.eps);
+    inverse_rms_of_rows<kEach>(inverse, sums, k_blocks, linear.eps);
     barrier_wait(at.norm_full(), 0);
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      const auto* factors = reinterpret_cast<const float4*>(at.norm() + max(block_at(n), 0) * 128 + l * 8);
-      x[n] = normed(x[n], inverse, factors[0], factors[1]);
-    }
   }
-  constexpr int kChunk = kCount <= 4 ? kCount : kCount % 4 == 0 ? 4 : 3;  // in step; those that no half-warp has are left out
+  /// Puts the next blocks of every half-warp into shared memory, and says how many of those that are met can be multiplied then. All consumers.
+  template <class At>
+  __device__ __forceinline__ int put(const LinearLayer& linear, const At& at, int filled) {
+    constexpr int kGroups = kAtOnce * kRows;
+    const int half = static_cast<int>(threadIdx.x) >> 4, l = lane();
+    if (filled + (half & ~1) < blocks) {
+      uint4 groups[kGroups];
+      uint2 bytes[kGroups];
 #pragma unroll
-  for (int first = 0; first < kCount; first += kChunk) {
-    if (first * share.step >= count) break;
-    uint4 group[kChunk];
-    uint2 bytes[kChunk];
-    float scales[kChunk];
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int block = resident_block(min(filled + j * kHalves + half, blocks - 1), first, k_blocks);
+        if (linear.norm != nullptr) {
+          const auto* factors = reinterpret_cast<const float4*>(at.norm() + block * 128 + l * 8);
+          const float4 low = factors[0], high = factors[1];
 #pragma unroll
-    for (int n = 0; n < kChunk; ++n) group[n] = first + n < kCount ? x[min(first + n, kCount - 1)] : uint4{};
-    quantise_groups(group, bytes, scales);
+          for (int row = 0; row < kRows; ++row) groups[j * kRows + row] = normed(x[j][row], inverse[row], low, high);
+        } else {
 #pragma unroll
-    for (int n = 0; n < kChunk; ++n) {
-      if (first + n >= kCount) break;
-      const int block = block_at(first + n), slot = resident_slot(block, first_block, k_blocks);
-      if (block < 0 || slot >= blocks) continue;
-      *reinterpret_cast<uint2*>(at.resident_at(slot, share.row, l * 8)) = bytes[n];
-      if (l == 0) at.scales(slot)[share.row] = scales[n];
+          for (int row = 0; row < kRows; ++row) groups[j * kRows + row] = x[j][row];
+        }
+      }
+      float scale[(kGroups + 3) / 4];  // lane l: of group 4 i + l / 4
+      quantise_by_fours(groups, bytes, scale);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+#pragma unroll
+        for (int row = 0; row < kRows; ++row)
+          if (const int slot = filled + j * kHalves + half; slot < blocks) *reinterpret_cast<uint2*>(at.resident_at(slot, row, l * 8)) = bytes[j * kRows + row];
+#pragma unroll
+      for (int i = 0; i < (kGroups + 3) / 4; ++i) {
+        const int group = i * 4 + (l >> 2), slot = filled + group / kRows * kHalves + half;
+        if ((l & 3) == 0 && group < kGroups && slot < blocks) at.scales(slot)[group % kRows] = scale[i];
+      }
     }
+#pragma unroll
+    for (int j = 0; j + kAtOnce < kEach; ++j)
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) x[j][row] = x[j + kAtOnce][row];
+    fence_async_proxy();
+    consumer_barrier();
+    return filled + kAtOnce * kHalves;
   }
-}
 
-/// Puts the rows into shared memory. No more than kMaxResidentBlocks blocks are looked at.
-template <class At>
-__device__ __forceinline__ void fill_resident(const DecodeArgs& args, const LinearLayer& linear, const At& at, int first_block, int blocks) {
-  const Share share(args.rows);
-  if (share.log == 0) fill_share<(kMaxResidentBlocks + 15) / 16>(args, linear, at, share, first_block, blocks);
-  else if (share.log == 1) fill_share<(kMaxResidentBlocks + 7) / 8>(args, linear, at, share, first_block, blocks);
-  else fill_share<(kMaxResidentBlocks + 3) / 4>(args, linear, at, share, first_block, blocks);
-  fence_async_proxy();
-  consumer_barrier();
-}
+ private:
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) & 15; }
+  static __device__ __forceinline__ int slot_of(int j) { return (static_cast<int>(threadIdx.x) >> 4) + j * kHalves; }
+
+  int k_blocks = 0, blocks = 0, first = 0, count = 0;  // of K; that are met; the first of them; to look at: those that are met or, with a norm, all
+  const char* from[kEach];
+  int64_t stride = 0;
+  uint4 x[kEach][kRows];
+  float inverse[kRows] = {};
+};
+
+template <>
+class ResidentRows<0> {
+ public:
+  static constexpr bool kInTurn = false;
+};
 
 /// The helpers' part of a launch: side rows, while the others multiply. They norm the columns of their slices for themselves.
 template <class At>
@@ -296,16 +331,55 @@ __device__ __forceinline__ void help_resident(const DecodeArgs& args, const At& 
 
 // ---- more rows: every block norms and quantises some, for all ----
 
-/// What quantise_share needs besides rows.
 template <bool kFp8>
-__device__ __forceinline__ RowFactors<kConsumers> factors_for(const DecodeArgs& args, const LinearLayer& linear) {
-  if (linear.in == nullptr || linear.norm == nullptr || static_cast<int>(blockIdx.x) >= args.rows) return {};
-  return {linear.norm, kFp8 ? linear.k_blocks : linear.k_blocks / 2, static_cast<int>(threadIdx.x)};
+__device__ __forceinline__ QuantiseArgs rows_to_quantise(const DecodeArgs& args, const LinearLayer& linear) {
+  QuantiseArgs q;
+  q.in = linear.in;
+  q.in_stride = linear.in_stride;
+  q.norm = linear.norm;
+  q.eps = linear.eps;
+  q.x_rows = args.x_rows;
+  q.k_blocks = kFp8 ? linear.k_blocks : linear.k_blocks / 2;  // of 128 columns
+  q.x_scale = args.x_scale;
+  if (kFp8) q.x8 = args.x;
+  q.x16 = kFp8 ? (linear.side.weight != nullptr ? args.x16 : nullptr) : args.x;
+  return q;
+}
+/// Groups of 128 of rows without a norm that a block takes at a time, a half-warp each.
+constexpr int kGroupsAtOnce = kConsumers / 16;
+
+/// What quantise_few needs besides rows.
+template <bool kFp8>
+__device__ __forceinline__ RowsAhead<kConsumers> ahead_of_rows(const DecodeArgs& args, const LinearLayer& linear) {
+  if (linear.in == nullptr) return {};
+  const QuantiseArgs q = rows_to_quantise<kFp8>(args, linear);
+  const int thread = static_cast<int>(threadIdx.x), block = static_cast<int>(blockIdx.x);
+  if (linear.norm == nullptr) return RowsAhead<kConsumers>::of_groups(q, args.rows, block * kGroupsAtOnce + (thread >> 4), static_cast<int>(gridDim.x) * kGroupsAtOnce, thread);
+  if (block >= args.rows) return {};
+  return RowsAhead<kConsumers>::of_norm(q, block, thread);
 }
 
-/// A block takes a row with a norm, or where there are more rows than blocks a warpgroup; a half-warp groups of 128 of rows without.
+/// A block takes a row with a norm; a half-warp groups of 128 of rows without.
+template <bool kFp8>
+__device__ __forceinline__ void quantise_few(const DecodeArgs& args, const LinearLayer& linear, float* sums, const RowsAhead<kConsumers>& ahead) {
+  const int thread = static_cast<int>(threadIdx.x), grid = static_cast<int>(gridDim.x);
+  const QuantiseArgs q = rows_to_quantise<kFp8>(args, linear);
+  if (linear.norm == nullptr) {
+    const int step = grid * kGroupsAtOnce;
+    quantise_groups_ahead(q, thread, ahead);
+    quantise_groups_of_rows(q, args.rows, static_cast<int>(blockIdx.x) * kGroupsAtOnce + (thread >> 4) + RowsAhead<kConsumers>::kGroups * step, step);
+    return;
+  }
+  const char* from = ahead.from[0];
+  for (int row = static_cast<int>(blockIdx.x); row < args.rows; row += grid) {
+    norm_row<kConsumers>(q, row, from, thread, sums, ahead, [] { consumer_barrier(); });
+    from += grid * q.in_stride * 2;
+    consumer_barrier();
+  }
+}
+/// The same for more rows than kMaxPacedColumns; where there are more than blocks a warpgroup takes one.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void quantise_share(const DecodeArgs& args, const LinearLayer& linear, float* sums, const RowFactors<kConsumers>& factors) {
+__device__ __forceinline__ void quantise_many(const DecodeArgs& args, const LinearLayer& linear, float* sums) {
   const int thread = static_cast<int>(threadIdx.x), group = thread >> 7, grid = static_cast<int>(gridDim.x), blocks = kFp8 ? linear.k_blocks : linear.k_blocks / 2;  // of 128 columns
   QuantiseArgs q;
   q.in = linear.in;
@@ -329,8 +403,7 @@ __device__ __forceinline__ void quantise_share(const DecodeArgs& args, const Lin
     }
   } else {
     for (int row = static_cast<int>(blockIdx.x); row < args.rows; row += grid) {
-      if constexpr (kColumns <= kMaxPacedColumns) norm_row<kConsumers>(q, row, thread, sums, factors, [] { consumer_barrier(); });
-      else norm_row<kConsumers>(q, row, thread, sums, [] { consumer_barrier(); });
+      norm_row<kConsumers>(q, row, thread, sums, [] { consumer_barrier(); });
       consumer_barrier();
     }
   }
@@ -345,12 +418,20 @@ __device__ __forceinline__ int quantisers_of(const DecodeArgs& args, const Linea
 
 /// All consumers, once the predecessor has finished: this block's share, and that it is there. Bulk copies read what is written here; whoever begins them fences once it has seen all arrive.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void quantise_and_arrive(const DecodeArgs& args, const LinearLayer& linear, float* sums, const RowFactors<kConsumers>& factors) {
+__device__ __forceinline__ void quantise_and_arrive(const DecodeArgs& args, const LinearLayer& linear, const Layout<kColumns, kFp8, 0>& at, const RowsAhead<kConsumers>& ahead) {
   if (linear.in == nullptr || static_cast<int>(blockIdx.x) >= quantisers_of<kColumns, kFp8>(args, linear)) return;
-  quantise_share<kColumns, kFp8>(args, linear, sums, factors);
+  constexpr bool kPaced = Layout<kColumns, kFp8, 0>::kPaced;
+  if constexpr (kPaced)
+    if (threadIdx.x == 0) store_shared(at.quantising(), 1);
+  float* sums = at.sums();
+  if constexpr (kColumns <= kMaxPacedColumns) quantise_few<kFp8>(args, linear, sums, ahead);
+  else quantise_many<kColumns, kFp8>(args, linear, sums);
   if constexpr (kColumns > kMaxPacedColumns) fence_async_proxy_all();
   consumer_barrier();
-  if (threadIdx.x == 0) arrive(args.arrivals + kQuantisedAt);
+  if (threadIdx.x == 0) {
+    arrive(args.arrivals + kQuantisedAt);
+    if constexpr (kPaced) store_shared(at.quantising(), 0);
+  }
 }
 
 /// Side rows by `warps` warps of every block, once all rows are quantised; and their sums over all of K by `warps` warps, once the block's own are left.
@@ -482,26 +563,27 @@ __device__ __forceinline__ void store_tile(const LinearLayer& linear, const floa
 /// Parts that continue a tile row are the first that their blocks compute, so they are seldom waited for.
 template <int kColumns>
 struct Parts {
-  static constexpr int kCount = kColumns / 2, kChunk = kCount < 16 ? kCount : 16, kTogether = kCount <= 4 ? 4 : kCount <= 16 ? 2 : 1;
-  float* places;
+  static constexpr int kCount = kColumns / 2, kWords = kCount / 4, kChunk = kWords < 4 ? kWords : 4, kTogether = kWords == 1 ? 4 : kWords <= 4 ? 2 : 1;  // sums of a thread; by fours; as many and blocks at a time
+  float4* places;
   int rows, last, thread;
 
   /// `tile`: of which this block has the first part.
   __device__ Parts(const LinearLayer& linear, float* p, int num_rows, int tile, int grid)
-      : places(p), rows(num_rows), last(block_of(linear, static_cast<uint32_t>(tile + 1) * static_cast<uint32_t>(linear.k_blocks) - 1, grid)), thread(thread_here()) {}
-  __device__ float* place(int block, int i) const { return places + (int64_t{block} * 2 + (thread >> 7)) * (kCount * 128) + i * 128 + (thread & 127); }
-  __device__ bool is_real(int i) const { return i / 4 * 8 + (thread & 3) * 2 + i % 2 < rows; }
+      : places(reinterpret_cast<float4*>(p)), rows(num_rows), last(block_of(linear, static_cast<uint32_t>(tile + 1) * static_cast<uint32_t>(linear.k_blocks) - 1, grid)), thread(thread_here()) {}
+  __device__ float4* place(int block, int word) const { return places + ((int64_t{block} * 2 + (thread >> 7)) * kWords + word) * 128 + (thread & 127); }
+  /// Whether one of a word's rows is there. The sums of one that is not are left, too.
+  __device__ bool is_real(int word) const { return word * 8 + (thread & 3) * 2 < rows; }
   __device__ void leave(const float (&acc)[kCount]) const {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      if (is_real(i)) __stcg(place(blockIdx.x, i), acc[i]);
+    for (int word = 0; word < kWords; ++word)
+      if (is_real(word)) __stcg(place(blockIdx.x, word), make_float4(acc[word * 4], acc[word * 4 + 1], acc[word * 4 + 2], acc[word * 4 + 3]));
   }
   __device__ void add_to(float (&acc)[kCount]) const {
 #pragma unroll
-    for (int first = 0; first < kCount; first += kChunk)
+    for (int first = 0; first < kWords; first += kChunk)
 #pragma unroll 1
       for (int block = static_cast<int>(blockIdx.x) + 1; block <= last; block += kTogether) {
-        float part[kTogether][kChunk];
+        float4 part[kTogether][kChunk];
         bool there;
         do {
           there = true;
@@ -509,18 +591,23 @@ struct Parts {
           for (int b = 0; b < kTogether; ++b)
 #pragma unroll
             for (int i = 0; i < kChunk; ++i)
-              if (block + b <= last && is_real(first + i)) {
-                part[b][i] = load_relaxed(place(block + b, first + i));
-                there = there && is_there(part[b][i]);
-              }
+              if (block + b <= last && is_real(first + i)) part[b][i] = load_relaxed(place(block + b, first + i));
+#pragma unroll
+          for (int b = 0; b < kTogether; ++b)
+#pragma unroll
+            for (int i = 0; i < kChunk; ++i)
+              if (block + b <= last && is_real(first + i)) there = there && is_there(part[b][i]);
         } while (!there);
 #pragma unroll
         for (int b = 0; b < kTogether; ++b)
 #pragma unroll
           for (int i = 0; i < kChunk; ++i)
             if (block + b <= last && is_real(first + i)) {
-              acc[first + i] = __fadd_rn(acc[first + i], part[b][i]);
-              __stcg(place(block + b, first + i), __uint_as_float(kNothing));
+              const float4& v = part[b][i];
+              const float values[4] = {v.x, v.y, v.z, v.w}, nothing = __uint_as_float(kNothing);
+#pragma unroll
+              for (int j = 0; j < 4; ++j) acc[(first + i) * 4 + j] = __fadd_rn(acc[(first + i) * 4 + j], values[j]);
+              __stcg(place(block + b, first + i), make_float4(nothing, nothing, nothing, nothing));
             }
       }
   }
@@ -538,7 +625,7 @@ __device__ __forceinline__ void await_stage(const At& at, const RingPlace& ring)
 constexpr int kTogether = 4;
 
 /// Adds the products of kCount tiles of e4m3 to acc, each promoted with its scales.
-template <int kColumns, bool kResident, int kCount>
+template <int kColumns, int kResident, int kCount>
 __device__ __forceinline__ void multiply_e4m3(const Layout<kColumns, true, kResident>& at, float (&acc)[kColumns / 2], int k_blocks, int& slot, RingPlace& ring) {
   static_assert(kColumns <= 32, "linear_wide_sm90.cuh has more");
   const int group = threadIdx.x >> 7, lane = threadIdx.x & 31, q = lane & 3;
@@ -549,17 +636,17 @@ __device__ __forceinline__ void multiply_e4m3(const Layout<kColumns, true, kResi
     stages[i] = ring.stage;
     slots[i] = slot;
     await_stage(at, ring);
-    const uint64_t a = operand(at.weight(ring.stage) + group * (kTileBytes / 2)), b = operand(kResident ? at.resident(slot) : at.rows(ring.stage));
+    const uint64_t a = operand(at.weight(ring.stage) + group * (kTileBytes / 2)), b = operand(kResident > 0 ? at.resident(slot) : at.rows(ring.stage));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) wgmma<kColumns, true>(product[i], a + k * 2, b + k * 2, k);
     wgmma_commit();
     ring.advance(at.stages);
-    if (kResident && ++slot == k_blocks) slot = 0;
+    if (kResident > 0 && ++slot == k_blocks) slot = 0;
   }
   const auto promote = [&](int i) {
     const float2 scale = *reinterpret_cast<const float2*>(at.tile_scale(stages[i]));
-    const float* x_scale = at.scales(kResident ? slots[i] : stages[i]) + q * 2;
+    const float* x_scale = at.scales(kResident > 0 ? slots[i] : stages[i]) + q * 2;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       const float2 x = *reinterpret_cast<const float2*>(x_scale + j * 8);
@@ -579,11 +666,9 @@ __device__ __forceinline__ void multiply_e4m3(const Layout<kColumns, true, kResi
   }
 }
 
-/// acc = the products of `count` tiles of one tile row, the next ones of the ring.
-template <int kColumns, bool kFp8, bool kResident>
+/// Adds the products of `count` tiles of one tile row, the next ones of the ring, to acc.
+template <int kColumns, bool kFp8, int kResident>
 __device__ __forceinline__ void multiply(const Layout<kColumns, kFp8, kResident>& at, float (&acc)[kColumns / 2], int k_blocks, int count, int& slot, RingPlace& ring) {
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) acc[i] = 0;
   if constexpr (kFp8) {
     int i = 0;
     for (; i + kTogether <= count; i += kTogether) multiply_e4m3<kColumns, kResident, kTogether>(at, acc, k_blocks, slot, ring);
@@ -649,10 +734,10 @@ __device__ __forceinline__ void copy_rows(const DecodeArgs& args, const Layout<k
 }
 
 /// What the copying thread of a block does: it keeps the ring filled with the block's piece of the list of tiles and, where nobody else brings them, the rows of each.
-template <int kColumns, bool kFp8, bool kResident>
+template <int kColumns, bool kFp8, int kResident>
 class Copier {
   using At = Layout<kColumns, kFp8, kResident>;
-  static constexpr bool kPaced = kResident || At::kPaced;
+  static constexpr bool kPaced = kResident > 0 || At::kPaced;
 
  public:
   __device__ Copier(const DecodeArgs& decode, const At& layout) : args(decode), linear(decode.linear), at(layout) {
@@ -677,7 +762,7 @@ class Copier {
   }
   /// The others.
   __device__ void copy_rest() {
-    if constexpr (kResident) {
+    if constexpr (kResident > 0) {
       if (linear.norm != nullptr) {
         barrier_expect(at.norm_full(), linear.k_blocks * 512);
         bulk_copy(shared_address(at.norm()), linear.norm, linear.k_blocks * 512, at.norm_full());
@@ -722,6 +807,8 @@ class Copier {
       barrier_wait(at.full(under_way.stage), under_way.parity);
       under_way.advance(at.stages);
     }
+    if constexpr (At::kPaced)
+      while (load_shared_word(at.quantising()) != 0) {}  // what the others read and write, and the fence behind it, would wait behind this tile (decision 0048)
     copy_tile();
   }
 
@@ -734,7 +821,7 @@ class Copier {
 };
 
 /// The copying warp's part of a launch. The others wait for the barriers that it makes, by await_barriers.
-template <int kColumns, bool kFp8, bool kResident>
+template <int kColumns, bool kFp8, int kResident>
 __device__ __forceinline__ void copy_tiles(const DecodeArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
   Copier<kColumns, kFp8, kResident> copier(args, at);
   if (threadIdx.x == kConsumers) copier.begin();
@@ -756,28 +843,43 @@ __device__ __forceinline__ void help(const DecodeArgs& args, const Layout<kColum
   else if (threadIdx.x == kConsumers + 32 + kSideHelpers) copy_rows(args, at);
 }
 
-template <int kColumns, bool kFp8, bool kResident>
+template <int kColumns, bool kFp8, int kResident>
 __device__ __forceinline__ void multiply_decode(const DecodeArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
   const LinearLayer& linear = args.linear;
   DecodeWalk walk(linear);
   RingPlace ring;
-  RowFactors<kConsumers> factors;
-  if constexpr (Layout<kColumns, kFp8, kResident>::kPaced) factors = factors_for<kFp8>(args, linear);
-  wait_for_predecessors();
-  if constexpr (kResident) {
-    fill_resident(args, linear, at, walk.k, resident_blocks(linear.tiles, linear.k_blocks, walk.grid));
+  constexpr bool kInTurn = ResidentRows<kResident>::kInTurn;
+  ResidentRows<kResident> rows;
+  int filled = 0;  // blocks of K that are met and can be multiplied
+  if constexpr (kResident > 0) {
+    rows = {args, linear, walk.k};
+    wait_for_predecessors();
+    rows.load(args, linear, at);
+    if constexpr (!kInTurn) rows.put(linear, at, 0);
   } else {
-    quantise_and_arrive<kColumns, kFp8>(args, linear, at.sums(), factors);
+    RowsAhead<kConsumers> ahead;
+    if constexpr (Layout<kColumns, kFp8, kResident>::kPaced) ahead = ahead_of_rows<kFp8>(args, linear);
+    wait_for_predecessors();
+    quantise_and_arrive(args, linear, at, ahead);
   }
   int slot = 0;
   while (walk.left > 0) {
-    float acc[kColumns / 2];
+    float acc[kColumns / 2] = {};
     const int begin = walk.k, count = min(linear.k_blocks - begin, walk.left);
     constexpr bool kEarly = kColumns <= 32;  // with registers to spare
     uint32_t before[kEarly ? kColumns / 4 : 1] = {};
     if constexpr (kEarly)
       if (begin == 0) load_residual<kColumns>(linear, walk.tile, args.rows, before);
-    multiply<kColumns, kFp8, kResident>(at, acc, linear.k_blocks, count, slot, ring);
+    int left = count;
+    do {
+      int now = left;
+      if constexpr (kInTurn) {
+        if (slot == filled && filled < args.resident_blocks) filled = rows.put(linear, at, filled);
+        if (filled < args.resident_blocks) now = min(left, filled - slot);  // a piece passes the last block of K only once all are filled
+      }
+      multiply<kColumns, kFp8, kResident>(at, acc, linear.k_blocks, now, slot, ring);
+      left -= now;
+    } while (kInTurn && left > 0);
     const Parts<kColumns> parts(linear, args.parts, args.rows, walk.tile, walk.grid);
     if (begin > 0) {
       parts.leave(acc);
@@ -789,18 +891,18 @@ __device__ __forceinline__ void multiply_decode(const DecodeArgs& args, const La
     walk.next_tile();
   }
   if constexpr (!kHasHelpers<kColumns>) side_rows_of_consumers<kColumns, kFp8>(args, linear, [] {});
-  else if (linear.side.weight != nullptr) named_barrier<6, kConsumers + (kResident ? kHelpers : kSideHelpers)>();
-  if constexpr (!kResident) {  // the last block leaves the counters as it found them
+  else if (linear.side.weight != nullptr) named_barrier<6, kConsumers + (kResident > 0 ? kHelpers : kSideHelpers)>();
+  if constexpr (kResident == 0) {  // the last block leaves the counters as it found them
     consumer_barrier();
     if (threadIdx.x == 0 && atomicAdd(args.arrivals + kFinishedAt, 1) == static_cast<int>(gridDim.x) - 1)
       for (int i = 0; i < kNumArrivals; ++i) args.arrivals[i] = 0;
   }
 }
 
-template <int kColumns, bool kFp8, bool kResident>
+template <int kColumns, bool kFp8, int kResident>
 __device__ __forceinline__ void run_decode(const DecodeArgs& args) {
   extern __shared__ char raw[];
-  const Layout<kColumns, kFp8, kResident> at(raw, args.stages, kResident ? args.resident_blocks : 0, args.rows, kResident ? args.norm_floats : 0);
+  const Layout<kColumns, kFp8, kResident> at(raw, args.stages, kResident > 0 ? args.resident_blocks : 0, kResident > 0 ? args.norm_floats : 0);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if constexpr (!kHasHelpers<kColumns>) {
     if (warp < kConsumers / 32) more_registers<240>();
@@ -812,7 +914,7 @@ __device__ __forceinline__ void run_decode(const DecodeArgs& args) {
   }
   await_barriers();
   if (warp < kConsumers / 32) multiply_decode(args, at);
-  else if constexpr (kResident) help_resident(args, at);
+  else if constexpr (kResident > 0) help_resident(args, at);
   else if constexpr (kHasHelpers<kColumns>) help(args, at);
 }
 

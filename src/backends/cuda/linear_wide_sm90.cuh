@@ -441,15 +441,43 @@ __device__ __forceinline__ void join_wide(const LinearLayer& linear, float* part
   }
 }
 
+/// Whether this block, which has the first part of a tile row, has but one other's to add to it: that of the next block, which has tiles behind it.
+__device__ __forceinline__ bool adds_alone(const LinearLayer& linear, int tile) {
+  const uint32_t behind = static_cast<uint32_t>(tile + 1) * static_cast<uint32_t>(linear.k_blocks), next = blockIdx.x + 1, blocks = linear.blocks;
+  return num_tiles(linear) * (next + 1) / blocks > behind;
+}
+/// Adds that part, which stands in place `place` and was left before most of this block's tiles came, to the sums of up to 64 rows where they are.
+__device__ __forceinline__ void add_left(float* parts, int place, WideSums<64>& acc) {
+  using Share = WideShare<64>;
+  const int first = Share::first_unit(warpgroup()), thread = thread_here() & 127;
+  float4 left[Share::kUnits * 2];
+  const auto at = [&](int i) { return wide_part<64>(parts, place, 0, first + i / 2, i % 2, thread); };
+  bool there;
+  do {
+    there = true;
+#pragma unroll
+    for (int i = 0; i < Share::kUnits * 2; ++i) left[i] = load_relaxed(at(i));
+#pragma unroll
+    for (int i = 0; i < Share::kUnits * 2; ++i) there = there && is_there(left[i]);
+  } while (!__all_sync(0xffffffffu, there));
+#pragma unroll
+  for (int i = 0; i < Share::kUnits * 2; ++i) {
+    const float values[4] = {left[i].x, left[i].y, left[i].z, left[i].w}, nothing = __uint_as_float(kNothing);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) acc[0][i * 4 + j] = __fadd_rn(acc[0][i * 4 + j], values[j]);
+    __stcg(at(i), make_float4(nothing, nothing, nothing, nothing));
+  }
+}
+
 template <int kColumns, bool kFp8>
 __device__ __forceinline__ void multiply_rows(const DecodeArgs& args, const Layout<kColumns, kFp8, false>& layout) {
   const Layout<kColumns, kFp8, false> at = layout.settled();
   const LinearLayer& linear = args.linear;
   DecodeWalk walk(linear);
-  RowFactors<kConsumers> factors;
-  if constexpr (kHasHelpers<kColumns>) factors = factors_for<kFp8>(args, linear);
+  RowsAhead<kConsumers> ahead;
+  if constexpr (kHasHelpers<kColumns>) ahead = ahead_of_rows<kFp8>(args, linear);
   wait_for_predecessors();
-  quantise_and_arrive<kColumns, kFp8>(args, linear, at.sums(), factors);
+  quantise_and_arrive(args, linear, at, ahead);
   RingPlace ring;
   auto* own = reinterpret_cast<float*>(at.generic);
   SharedTileRow shared;  // that this block adds up
@@ -458,7 +486,14 @@ __device__ __forceinline__ void multiply_rows(const DecodeArgs& args, const Layo
     const int begin = walk.k, count = min(linear.k_blocks - begin, walk.left);
     WideSums<kColumns> acc;
     multiply_wide<kColumns, kFp8>(at, acc, count, args.rows, ring);
-    if (count == linear.k_blocks) {
+    bool whole = count == linear.k_blocks;
+    if constexpr (kColumns == 64) {
+      if (!whole && begin == 0 && adds_alone(linear, walk.tile)) {
+        add_left(args.parts, 2 * (static_cast<int>(blockIdx.x) + 1), acc);
+        whole = true;
+      }
+    }
+    if (whole) {
       store_wide<kColumns>(linear, acc, walk.tile, args.rows);
     } else {
       const bool adds = walk.left == count;
@@ -491,7 +526,7 @@ __device__ __forceinline__ void multiply_rows(const DecodeArgs& args, const Layo
 template <int kColumns, bool kFp8>
 __device__ __forceinline__ void run_wide(const DecodeArgs& args) {
   extern __shared__ char raw[];
-  const Layout<kColumns, kFp8, false> at(raw, args.stages, 0, 0, 0);
+  const Layout<kColumns, kFp8, false> at(raw, args.stages, 0, 0);
   if constexpr (kHasHelpers<kColumns>) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp >= kConsumers / 32) {

@@ -54,7 +54,10 @@ Result<Linears> Linears::load(Device& device, PromptShape shape, int num_side_un
   ASSIGN_OR_RETURN(linears.norm_pair_, device.function<QuantisePairArgs>("rows_sm90", "norm_pair_of_rows"));
   ASSIGN_OR_RETURN(linears.norm_prompt_, device.function<QuantiseArgs>("rows_prompt_sm90", "norm_prompt_rows"));
   ASSIGN_OR_RETURN(linears.quantise_prompt_, device.function<QuantiseArgs>("rows_prompt_sm90", "quantise_prompt_rows"));
-  ASSIGN_OR_RETURN(linears.resident_, device.function<DecodeArgs>("decode_sm90_resident", "decode_resident", shared));
+  static constexpr const char* kResident[] = {"decode_resident_1", "decode_resident_2", "decode_resident_4"};
+  for (size_t i = 0; i < linears.resident_.size(); ++i) {
+    ASSIGN_OR_RETURN(linears.resident_[i], device.function<DecodeArgs>("decode_sm90_resident", kResident[i], shared));
+  }
   static constexpr const char* kUnits[] = {"decode_sm90_narrow", "decode_sm90_narrow", "decode_sm90_narrow", "decode_sm90_wide", "decode_sm90_wide", "decode_sm90_256"};
   static constexpr const char* kE4M3[] = {"decode_e4m3_8", "decode_e4m3_16", "decode_e4m3_32", "decode_e4m3_64", "decode_e4m3_128", "decode_e4m3_256"};
   static constexpr const char* kBF16[] = {"decode_bf16_8", "decode_bf16_16", "decode_bf16_32", "decode_bf16_64", "decode_bf16_128", "decode_bf16_256"};
@@ -115,7 +118,7 @@ void Linears::launch_decode(Stream& stream, LinearLayer linear, bool e4m3, int64
   args.linear = linear;
   // What is launched behind this may begin at once (decision 0037), but finds no room before a block of this has ended, since each has nearly all of a multiprocessor's shared memory. Kernels that read a step's
   // tables and states before they wait rely on that, and on the first launch of a step, which is no programmatic one: it waits for all of the step before.
-  const Function<DecodeArgs>& function = resident ? resident_ : (e4m3 ? e4m3_ : bf16_).decode[index];
+  const Function<DecodeArgs>& function = resident ? resident_[std::min<size_t>(static_cast<size_t>(rows), 3) - 1] : (e4m3 ? e4m3_ : bf16_).decode[index];
   stream.launch(function,
                 {.grid = {static_cast<unsigned>(num_sms_)},
                  .block = {kThreads},

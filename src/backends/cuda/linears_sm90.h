@@ -151,7 +151,7 @@ class Linears {
   Packers packers_;
   Function<QuantisePairArgs> norm_pair_;
   Function<QuantiseArgs> quantise_, norm_prompt_, quantise_prompt_;
-  Function<DecodeArgs> resident_;
+  std::array<Function<DecodeArgs>, 3> resident_;  // one, two, and up to kResidentRows
   Kind e4m3_, bf16_;
   int num_sms_ = 0, max_shared_bytes_ = 0;
   std::shared_ptr<ops::Buffer> parts_;       // DecodeArgs::parts

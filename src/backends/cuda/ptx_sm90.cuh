@@ -20,6 +20,13 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) { asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory"); }
+
 __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }

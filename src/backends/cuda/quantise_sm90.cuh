@@ -17,6 +17,23 @@ __device__ __forceinline__ uint32_t add_pair(uint32_t before, uint32_t rounded) 
   return bf16_pair(__uint_as_float(before << 16) + __uint_as_float(rounded << 16),
                    __uint_as_float(before & 0xffff0000u) + __uint_as_float(rounded & 0xffff0000u));
 }
+/// Of each of four values, as sum16: lane l of 16 gets that of value l / 4. Lanes halve what they add in each of the first two steps.
+__device__ __forceinline__ float sum16_of_four(const float (&v)[4]) {
+  const bool upper = (threadIdx.x & 8) != 0, odd = (threadIdx.x & 4) != 0;
+  const float a = __fadd_rn(upper ? v[2] : v[0], __shfl_xor_sync(0xffffffffu, upper ? v[0] : v[2], 8, 16));
+  const float b = __fadd_rn(upper ? v[3] : v[1], __shfl_xor_sync(0xffffffffu, upper ? v[1] : v[3], 8, 16));
+  float sum = __fadd_rn(odd ? b : a, __shfl_xor_sync(0xffffffffu, odd ? a : b, 4, 16));
+  sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2, 16));
+  return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1, 16));
+}
+/// A lane's share of a group's square sum.
+__device__ __forceinline__ float square_sum(const uint4& group) {
+  float x[8], sum = 0;
+  unpack8(group, x);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = __fmaf_rn(x[i], x[i], sum);
+  return sum;
+}
 /// Of each of kCount groups, in step, so that latencies overlap.
 template <int kCount>
 __device__ __forceinline__ void square_sums(const uint4 (&groups)[kCount], float (&sums)[kCount]) {
@@ -38,6 +55,26 @@ __device__ __forceinline__ float inverse_rms(const float* sums, int blocks, floa
   float sum = 0;
   for (int i = static_cast<int>(threadIdx.x) & 15; i < blocks; i += 16) sum = __fadd_rn(sum, sums[i]);
   return rsqrtf(__fmaf_rn(sum16(sum), __fdividef(1.0f, static_cast<float>(128 * blocks)), eps));
+}
+/// Of kRows rows, `blocks` sums each, at most 16 kMost. To be called by whole warps.
+template <int kMost, int kRows>
+__device__ __forceinline__ void inverse_rms_of_rows(float (&inverse)[kRows], const float* sums, int blocks, float eps) {
+  const int l = static_cast<int>(threadIdx.x) & 15;
+  const float part = __fdividef(1.0f, static_cast<float>(128 * blocks));
+  float v[kRows] = {};
+#pragma unroll
+  for (int i = 0; i < kMost; ++i)
+#pragma unroll
+    for (int row = 0; row < kRows; ++row)
+      if (l + 16 * i < blocks) v[row] = __fadd_rn(v[row], sums[row * blocks + l + 16 * i]);
+  if constexpr (kRows == 4) {
+    const float of_lane = rsqrtf(__fmaf_rn(sum16_of_four(v), part, eps));
+#pragma unroll
+    for (int row = 0; row < 4; ++row) inverse[row] = __shfl_sync(0xffffffffu, of_lane, row * 4, 16);
+  } else {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) inverse[row] = rsqrtf(__fmaf_rn(sum16(v[row]), part, eps));
+  }
 }
 /// bf16(x * inverse * factor)
 __device__ __forceinline__ uint4 normed(const uint4& packed, float inverse, const float4& f0, const float4& f1) {
@@ -73,6 +110,44 @@ __device__ __forceinline__ void quantise_groups(const uint4 (&groups)[kCount], u
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = __fmul_rn(x[i], inverse);
     bytes[n] = {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
+  }
+}
+/// max |x| of two pairs of bf16, place by place, with a sign that is nobody's.
+__device__ __forceinline__ uint32_t max_magnitudes(uint32_t a, uint32_t b) {
+  uint32_t most;
+  asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+  return most;
+}
+/// As quantise_groups, the same bits for fewer instructions: `scales` of group 4 i + l / 4 in lane l of 16.
+template <int kCount>
+__device__ __forceinline__ void quantise_by_fours(const uint4 (&groups)[kCount], uint2 (&bytes)[kCount], float (&scales)[(kCount + 3) / 4]) {
+  const bool upper = (threadIdx.x & 8) != 0, odd = (threadIdx.x & 4) != 0;
+#pragma unroll
+  for (int first = 0; first < kCount; first += 4) {
+    uint32_t most[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const uint4 x = groups[min(first + n, kCount - 1)];
+      most[n] = max_magnitudes(max_magnitudes(x.x, x.y), max_magnitudes(x.z, x.w));
+    }
+    const uint32_t low = max_magnitudes(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));   // of groups 0 and 1
+    const uint32_t high = max_magnitudes(__byte_perm(most[2], most[3], 0x5410), __byte_perm(most[2], most[3], 0x7632));  // 2 and 3
+    uint32_t mine = max_magnitudes(upper ? high : low, __shfl_xor_sync(0xffffffffu, upper ? low : high, 8, 16));
+    mine = max_magnitudes(mine, __shfl_xor_sync(0xffffffffu, mine, 4, 16));
+    mine = max_magnitudes(mine, __shfl_xor_sync(0xffffffffu, mine, 2, 16));
+    mine = max_magnitudes(mine, __shfl_xor_sync(0xffffffffu, mine, 1, 16));
+    const float of_group = fmaxf(1e-10f, fabsf(__uint_as_float(odd ? mine & 0xffff0000u : mine << 16))), inverse = from_448(of_group);
+    scales[first / 4] = over_448(of_group);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (first + n >= kCount) continue;
+      const float of = __shfl_sync(0xffffffffu, inverse, n * 4, 16);
+      float x[8];
+      unpack8(groups[first + n], x);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = __fmul_rn(x[i], of);
+      bytes[first + n] = {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
+    }
   }
 }
 /// Byte of column byte `at` of row `row` among rows of 128 bytes in the matrix units' order.
@@ -174,41 +249,108 @@ __device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, int 
     if (kFirst * kHalves < blocks) finish.template operator()<kFirst, kCount>();
 }
 
-/// The factors that a thread of kThreads needs for any row. They are asked for where this stands, before it is known that the rows are there.
+/// What kThreads threads need besides rows, each for its columns of any row: the factors of a norm, or the places of the groups that it takes of rows without. It is asked for and computed where this
+/// stands, before it is known that the rows are there.
 template <int kThreads>
-struct RowFactors {
-  static constexpr int kHalves = kThreads / 16, kCount = kMaxNormWidth / 128 / kHalves;
+struct RowsAhead {
+  static constexpr int kHalves = kThreads / 16, kCount = kMaxNormWidth / 128 / kHalves, kGroups = 5;
   float4 low[kCount], high[kCount];
+  const char* from[kGroups];
+  int row[kGroups], block[kGroups];  // of rows without a norm; -1: none
 
-  RowFactors() = default;
-  __device__ RowFactors(const float* norm, int blocks, int thread) {
+  RowsAhead() = default;
+  /// The first row of this block has place `row` of `in`.
+  __device__ static RowsAhead of_norm(const QuantiseArgs& args, int row, int thread) {
+    RowsAhead ahead;
+    const int half = thread >> 4, l = thread & 15;
+    ahead.from[0] = static_cast<const char*>(args.in) + (row * args.in_stride + half * 128 + l * 8) * 2;
+    asm volatile("" : "+l"(ahead.from[0]));  // computed here
 #pragma unroll
     for (int n = 0; n < kCount; ++n)
-      if (const int block = (thread >> 4) + n * kHalves; block < blocks) {
-        const auto* from = reinterpret_cast<const float4*>(norm + block * 128 + (thread & 15) * 8);
-        low[n] = load_here(from), high[n] = load_here(from + 1);
+      if (const int block = half + n * kHalves; block < args.k_blocks) {
+        const auto* factors = reinterpret_cast<const float4*>(args.norm + block * 128 + l * 8);
+        ahead.low[n] = load_here(factors), ahead.high[n] = load_here(factors + 1);
       }
+    return ahead;
+  }
+  /// The groups first, first + step, ... of `rows` rows, counted row by row: the first kGroups of them.
+  __device__ static RowsAhead of_groups(const QuantiseArgs& args, int rows, int first, int step, int thread) {
+    RowsAhead ahead;
+    const int l = thread & 15, blocks = args.k_blocks;
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const int group = first + n * step, row = group / blocks;
+      ahead.row[n] = row < rows ? row : -1;
+      ahead.block[n] = group - row * blocks;
+      ahead.from[n] = static_cast<const char*>(args.in) + (row * args.in_stride + ahead.block[n] * 128 + l * 8) * 2;
+      asm volatile("" : "+l"(ahead.from[n]), "+r"(ahead.row[n]), "+r"(ahead.block[n]));
+    }
+    return ahead;
   }
 };
-/// As norm_row, with factors that are there, for all of a row at once.
+__device__ __forceinline__ uint4 load_piece(const char* from) { return __ldcg(reinterpret_cast<const uint4*>(from)); }  // never from an L1 line older than the predecessor
+
+/// As store_group, of decode rows, and without the scale.
+__device__ __forceinline__ void store_decode_group(const QuantiseArgs& args, int row, int block, int l, const uint4& group, const uint2& bytes) {
+  if (args.x8 != nullptr)
+    *reinterpret_cast<uint2*>(static_cast<char*>(args.x8) + static_cast<uint32_t>((block * args.x_rows + row) * kTileRowBytes + ((l * 8) ^ ((row & 7) << 4)))) = bytes;
+  if (args.x16 != nullptr)
+    *reinterpret_cast<uint4*>(static_cast<char*>(args.x16) + static_cast<uint32_t>(((2 * block + (l >> 3)) * args.x_rows + row) * kTileRowBytes + (((l & 7) * 16) ^ ((row & 7) << 4)))) = group;
+}
+__device__ __forceinline__ void store_decode_scale(const QuantiseArgs& args, int row, int block, float scale) {
+  if (args.x8 != nullptr) args.x_scale[static_cast<uint32_t>(block * args.x_rows + row)] = scale;
+}
+/// As norm_row, with factors that are there, for all of a row at once. `from`: this thread's columns of its first group.
 template <int kThreads>
-__device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, int thread, float* sums, const RowFactors<kThreads>& factors, const auto& barrier) {
-  constexpr int kHalves = kThreads / 16, kCount = RowFactors<kThreads>::kCount;
+__device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, const char* from, int thread, float* sums, const RowsAhead<kThreads>& ahead, const auto& barrier) {
+  constexpr int kHalves = kThreads / 16, kCount = RowsAhead<kThreads>::kCount;
+  static_assert(kCount == 4);
   const int half = thread >> 4, l = thread & 15, blocks = args.k_blocks;
-  const int64_t from = source_row(args, row) * args.in_stride + l * 8;
   uint4 x[kCount];
   float square[kCount];
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) x[n] = half + n * kHalves < blocks ? load_row_piece(args.in, from + (half + n * kHalves) * 128) : uint4{};
-  square_sums(x, square);
+  for (int n = 0; n < kCount; ++n) x[n] = half + n * kHalves < blocks ? load_piece(from + n * kHalves * 256) : uint4{};
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) square[n] = square_sum(x[n]);
+  const float sum = sum16_of_four(square);
+  const int mine = half + (l >> 2) * kHalves;
+  if ((l & 3) == 0 && mine < blocks) sums[mine] = sum;
+  barrier();
+  float inverse[1];
+  inverse_rms_of_rows<kCount>(inverse, sums, blocks, args.eps);
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) x[n] = half + n * kHalves < blocks ? normed(x[n], inverse[0], ahead.low[n], ahead.high[n]) : uint4{};
+  uint2 bytes[kCount];
+  float scale[1];
+  quantise_by_fours(x, bytes, scale);
 #pragma unroll
   for (int n = 0; n < kCount; ++n)
-    if (l == 0 && half + n * kHalves < blocks) sums[half + n * kHalves] = square[n];
-  barrier();
-  const float inverse = inverse_rms(sums, blocks, args.eps);
+    if (half + n * kHalves < blocks) store_decode_group(args, row, half + n * kHalves, l, x[n], bytes[n]);
+  if ((l & 3) == 0 && mine < blocks) store_decode_scale(args, row, mine, scale[0]);
+}
+/// Quantises the groups that `ahead` knows.
+template <int kThreads>
+__device__ __forceinline__ void quantise_groups_ahead(const QuantiseArgs& args, int thread, const RowsAhead<kThreads>& ahead) {
+  constexpr int kCount = RowsAhead<kThreads>::kGroups;
+  const int l = thread & 15;
+  uint4 x[kCount];
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) x[n] = half + n * kHalves < blocks ? normed(x[n], inverse, factors.low[n], factors.high[n]) : uint4{};
-  store_groups(args, row, half, kHalves, blocks, l, x);
+  for (int n = 0; n < kCount; ++n) x[n] = ahead.row[n] >= 0 ? load_piece(ahead.from[n]) : uint4{};
+#pragma unroll
+  for (int first = 0; first < kCount; first += 4) {
+    if (!__any_sync(0xffffffffu, ahead.row[first] >= 0)) break;
+    constexpr int kLast = kCount - 1;
+    const uint4 group[4] = {x[first], x[min(first + 1, kLast)], x[min(first + 2, kLast)], x[min(first + 3, kLast)]};
+    uint2 bytes[4];
+    float scale[1];
+    quantise_by_fours(group, bytes, scale);
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      if (first + n < kCount && ahead.row[min(first + n, kLast)] >= 0) store_decode_group(args, ahead.row[first + n], ahead.block[first + n], l, group[n], bytes[n]);
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      if (first + n < kCount && l == n * 4 && ahead.row[min(first + n, kLast)] >= 0) store_decode_scale(args, ahead.row[first + n], ahead.block[first + n], scale[0]);
+  }
 }
 
 /// The groups first, first + step, ... of rows without norm, counted row by row. The two halves of a warp have neighbours.
