@@ -165,7 +165,7 @@ __device__ __forceinline__ void consumer_barrier() { named_barrier<1, kConsumers
 __device__ __forceinline__ int resident_block(int slot, int first, int k_blocks) { return slot + first < k_blocks ? slot + first : slot + first - k_blocks; }
 
 /// Norm and quantisation of rows that this thread block needs itself. A half-warp has every sixteenth of the blocks of K that are met, of all rows, so that factors are read once: of kRows, `args.rows`
-/// rounded up; none. Of four rows the blocks of a half-warp are put into shared memory one after another, since products can begin with those that are met first.
+/// rounded up. Of four rows the blocks of a half-warp are put into shared memory one after another, since products can begin with those that are met first.
 template <int kRows>
 class ResidentRows {
   static constexpr int kHalves = kConsumers / 16, kEach = (kMaxResidentBlocks + kHalves - 1) / kHalves;
