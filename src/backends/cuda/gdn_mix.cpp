@@ -87,29 +87,28 @@ GdnArgs GdnLauncher::arguments(const ops::Rows& rows, const ops::GdnInputs& in, 
   return args;
 }
 
-void GdnLauncher::launch_rows(Stream& stream, const GdnArgs& args, bool programmatic) const {
+void GdnLauncher::launch_rows(Stream& stream, const GdnArgs& args) const {
   const auto runs = static_cast<unsigned>(args.end_run - args.first_run), ring_length = static_cast<unsigned>(ops::kGrid + problem_.k_max + 1);
   stream.launch(rows_,
                 {.grid = {runs, static_cast<unsigned>(problem_.num_v_heads)},
                  .block = {kThreads},
-                 .shared_bytes = static_cast<unsigned>(shared_bytes(problem_)),
-                 .programmatic = programmatic},
+                 .shared_bytes = static_cast<unsigned>(shared_bytes(problem_))},
                 args);
-  stream.launch(keys_, {.grid = {runs, static_cast<unsigned>(problem_.num_k_heads), ring_length}, .block = {kThreads}, .programmatic = programmatic}, args);
+  stream.launch(keys_, {.grid = {runs, static_cast<unsigned>(problem_.num_k_heads), ring_length}, .block = {kThreads}}, args);
 }
 
 void GdnLauncher::launch(Stream& stream, const GdnArgs& args) const {
-  launch_rows(stream, args, false);
-  keep_window(stream, args, false);
+  launch_rows(stream, args);
+  keep_window(stream, args);
 }
 
-void GdnLauncher::launch_to_grid(Stream& stream, GdnArgs args, bool programmatic) const {
+void GdnLauncher::launch_to_grid(Stream& stream, GdnArgs args) const {
   args.phases = kGdnToGrid;
-  launch_rows(stream, args, programmatic);
+  launch_rows(stream, args);
 }
 
-void GdnLauncher::keep_window(Stream& stream, const GdnArgs& args, bool programmatic) const {
-  stream.launch(window_, {.grid = {static_cast<unsigned>(args.end_run - args.first_run), plain::blocks_for(channels_, kThreads)}, .block = {kThreads}, .programmatic = programmatic}, args);
+void GdnLauncher::keep_window(Stream& stream, const GdnArgs& args) const {
+  stream.launch(window_, {.grid = {static_cast<unsigned>(args.end_run - args.first_run), plain::blocks_for(channels_, kThreads)}, .block = {kThreads}}, args);
 }
 
 namespace plain {

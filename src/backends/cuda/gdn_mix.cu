@@ -94,8 +94,6 @@ __device__ void read_ring(const GdnArgs& g, const Chunk& c, int64_t slot, int64_
 /// A block per run and value head.
 extern "C" __global__ void __launch_bounds__(kThreads) gdn_rows(const __grid_constant__ GdnArgs g) {
   extern __shared__ float memory[];
-  await_predecessor();
-  release_successor();
   const int head = static_cast<int>(blockIdx.y), k_head = g.k_head[head], d_k = g.d_k, d_v = g.d_v;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const Run run = to_grid(g, run_of(g, g.first_run + static_cast<int>(blockIdx.x)));
@@ -196,8 +194,6 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_rows(const __grid_con
 /// A block per run, k head and row that the ring holds.
 extern "C" __global__ void __launch_bounds__(kThreads) gdn_keys(const __grid_constant__ GdnArgs g) {
   __shared__ float k[kMaxGdnDim], shared[kWarps];
-  await_predecessor();
-  release_successor();
   const Run run = to_grid(g, run_of(g, g.first_run + static_cast<int>(blockIdx.x)));
   const int k_head = static_cast<int>(blockIdx.y);
   const int64_t index = run.end - 1 - blockIdx.z;
@@ -209,7 +205,6 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_keys(const __grid_con
 
 /// A thread per run and channel: the columns before the boundary that gdn_rows has stored a fold at, then the window.
 extern "C" __global__ void __launch_bounds__(kThreads) gdn_window(const __grid_constant__ GdnArgs g) {
-  await_predecessor();
   const Run run = run_of(g, g.first_run + static_cast<int>(blockIdx.x));
   const int64_t channels = channels_of(g), channel = int64_t{blockIdx.y} * kThreads + threadIdx.x, window = 3 + g.k_max + 1;
   if (run.cursor == run.end || channel >= channels) return;

@@ -18,9 +18,9 @@ class GdnLauncher {
   /// Computes the runs of args.kinds with the plain kernels.
   void launch(Stream& stream, const GdnArgs& args) const;
   /// Of the prompt runs only what comes before the first grid point: rows, and a fold that is due.
-  void launch_to_grid(Stream& stream, GdnArgs args, bool programmatic) const;
+  void launch_to_grid(Stream& stream, GdnArgs args) const;
   /// The raw columns that later steps need of the runs of args.kinds, once their rows have been computed.
-  void keep_window(Stream& stream, const GdnArgs& args, bool programmatic) const;
+  void keep_window(Stream& stream, const GdnArgs& args) const;
 
  private:
   GdnLauncher(const ops::GdnMix::Problem& problem, const LinearLauncher& linear)
@@ -29,7 +29,7 @@ class GdnLauncher {
     float *conv, *decay, *dt_bias, *norm;
   };
   [[nodiscard]] Packed packed_in(const ops::Buffer& packed) const;
-  void launch_rows(Stream& stream, const GdnArgs& args, bool programmatic) const;
+  void launch_rows(Stream& stream, const GdnArgs& args) const;
 
   ops::GdnMix::Problem problem_;
   LinearLauncher linear_;

@@ -58,8 +58,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) gdn_prompt_prepare_sm9
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const GdnArgs& g = args.gdn;
-  hopper::wait_for_predecessors();
-  hopper::launch_dependents();  // the scan, which relies on that all before this has ended when it begins
   const Tile t = tile_of(g, args.first_tile + static_cast<int>(blockIdx.x));
   if (t.rows == 0) return;
   const int k_head = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;

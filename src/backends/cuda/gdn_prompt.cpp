@@ -48,7 +48,7 @@ int64_t GdnPromptLauncher::tiles_of_a_pass(int64_t max_rows) const {
 
 void GdnPromptLauncher::launch(Stream& stream, const ops::Rows& rows, GdnArgs args, const GdnLauncher& plain, const ops::TensorView& workspace) const {
   args.kinds = kGdnPrompt;
-  plain.launch_to_grid(stream, args, hopper_);
+  plain.launch_to_grid(stream, args);
   int32_t num_tiles = 0;
   for (const ops::RowRun& run : rows.runs)
     if (run.kind == ops::RowKind::kPrompt && run.slot >= 0) num_tiles += static_cast<int32_t>((run.num_rows + kGrid - 1) / kGrid);
@@ -66,8 +66,8 @@ void GdnPromptLauncher::launch(Stream& stream, const ops::Rows& rows, GdnArgs ar
     p.num_tiles = std::min(pass, num_tiles - p.first_tile);
     const auto tiles = static_cast<unsigned>(p.num_tiles);
     if (hopper_) {
-      stream.launch(prepare_90_, {.grid = {tiles, k_heads, plain::blocks_for(largest_group_, kGdnPrepareHeads90)}, .block = {256}, .shared_bytes = kGdnPrepareSharedBytes90, .programmatic = true}, p);
-      stream.launch(scan_90_, {.grid = {kParts * v_heads, runs}, .block = {384}, .shared_bytes = kGdnScanSharedBytes90, .cluster = {kParts}, .programmatic = true}, p);
+      stream.launch(prepare_90_, {.grid = {tiles, k_heads, plain::blocks_for(largest_group_, kGdnPrepareHeads90)}, .block = {256}, .shared_bytes = kGdnPrepareSharedBytes90}, p);
+      stream.launch(scan_90_, {.grid = {kParts * v_heads, runs}, .block = {384}, .shared_bytes = kGdnScanSharedBytes90, .cluster = {kParts}}, p);
       continue;
     }
     stream.launch(rows_, {.grid = {tiles, 2 * k_heads + v_heads}, .block = {kThreads}}, p);
@@ -75,7 +75,7 @@ void GdnPromptLauncher::launch(Stream& stream, const ops::Rows& rows, GdnArgs ar
     stream.launch(scan_, {.grid = {kParts * v_heads, runs}, .block = {kThreads}, .shared_bytes = scan_shared_bytes_}, p);
     stream.launch(norm_, {.grid = {tiles, v_heads}, .block = {kThreads}}, p);
   }
-  plain.keep_window(stream, args, hopper_);
+  plain.keep_window(stream, args);
 }
 
 }  // namespace quern::cuda

@@ -269,10 +269,6 @@ __device__ __forceinline__ void produce(const GdnPromptArgs& args, Shared& s, co
     const uint32_t full = hopper::shared_address(&s.full[place]);
     if (turn >= kStages) hopper::barrier_wait(hopper::shared_address(&s.empty[place]), static_cast<uint32_t>((turn / kStages - 1) % 2));
     if (thread == 0) {
-      if (turn == 0) {  // all but what is copied stood there when gdn_prompt_prepare_sm90 began
-        hopper::wait_for_predecessors();
-        hopper::fence_async_proxy_all();
-      }
       hopper::barrier_expect(full, kCopiedBytes);
       const unsigned char* rows = args.rows + int64_t{tile} * 2 * g.num_k_heads * kGdnPromptRowBytes;
       const int64_t index = int64_t{tile} * g.num_v_heads + head;
@@ -390,10 +386,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gdn_prompt_scan_sm90(c
   const int head = static_cast<int>(blockIdx.x) / 2, part = static_cast<int>(blockIdx.x) % 2, thread = static_cast<int>(threadIdx.x);
   const uint32_t rank = hopper::cluster_rank();
   const Walk walk(args, args.gdn.first_run + static_cast<int>(blockIdx.y));
-  if (walk.begin >= walk.end) {  // both blocks of the cluster
-    hopper::wait_for_predecessors();
-    return;
-  }
+  if (walk.begin >= walk.end) return;  // both blocks of the cluster
   if (thread == 0) {
     for (int i = 0; i < kStages; ++i) {
       hopper::barrier_init(hopper::shared_address(&s.full[i]), 1 + 4);

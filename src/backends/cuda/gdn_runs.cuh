@@ -1,6 +1,5 @@
 #pragma once
 
-#include "backends/cuda/async.cuh"
 #include "backends/cuda/gdn_mix_args.h"
 #include "backends/cuda/numeric.cuh"
 
