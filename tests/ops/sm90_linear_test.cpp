@@ -122,6 +122,38 @@ TEST(Sm90Linear, GdnInProjectsQkvZBAndA) {
   }
 }
 
+/// As many tile rows as leave a few of an H200's multiprocessors without tiles, and enough of K that those multiply in_proj_b and in_proj_a of many rows alone; of few rows others do, with the same bits.
+TEST(Sm90Linear, GdnInProjectsBAndAInBlocksWithoutTiles) {
+  ONLY_SM90();
+  Bed bed;
+  Random random(14);
+  constexpr int64_t kHidden = 4480, kQkv = 10240, kZ = 5632, kHeads = 48, kRows = 256;
+  const LinearCase qkv(bed, random, {kQkv, kHidden, WeightScheme::kFp8Block}), z(bed, random, {kZ, kHidden, WeightScheme::kFp8Block});
+  const LinearCase b(bed, random, {kHeads, kHidden, WeightScheme::kBF16}), a(bed, random, {kHeads, kHidden, WeightScheme::kBF16});
+  const TensorView norm = bed.tensor(DType::kF32, {kHidden}, random.normals(kHidden, 0.2f));
+  const TensorView x = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden));
+  const auto kernel = make_kernel<GdnIn>(bed, {kHidden, qkv.source.shape, z.source.shape, b.source.shape, a.source.shape, kEps, DType::kBF16});
+  Buffer& packed = bed.packed(*kernel);
+  kernel->pack({norm, qkv.source, z.source, b.source, a.source}, packed, bed.stream());
+  const TensorView qkv_out = bed.tensor(DType::kBF16, {kRows, kQkv}), z_out = bed.tensor(DType::kBF16, {kRows, kZ});
+  const std::pair<const LinearCase*, TensorView> outputs[] = {{&b, bed.tensor(DType::kBF16, {kRows, kHeads})}, {&a, bed.tensor(DType::kBF16, {kRows, kHeads})}};
+  const auto enqueue = [&](int64_t first, int64_t count, RowKind kind) {
+    Launch launch = bed.launch(*kernel, count);
+    kernel->enqueue(KindRows(count, kind).rows, rows_from(x, first, count), packed,
+                    {rows_from(qkv_out, first, count), rows_from(z_out, first, count), rows_from(outputs[0].second, first, count), rows_from(outputs[1].second, first, count)}, launch);
+  };
+  for (const auto& [linear, out] : outputs) {
+    expect_same_bits(out, kRows, RowKind::kDecode, RowKind::kDecode, std::vector<int64_t>{3, 16, 64, 77, 128, 200}, enqueue);
+    Vector expected;
+    std::vector<float> actual;
+    for (int64_t row = 0; row < kRows; row += 51) {
+      for (const double y : multiply(linear->dense, seen_by(linear->source.shape, rms_norm(row_of(x, row), Bed::doubles(norm), kEps, 1.0)))) expected.push_back(y);
+      for (const double y : row_of(out, row)) actual.push_back(static_cast<float>(y));
+    }
+    EXPECT_LE(relative_rms(actual, expected), kBound);
+  }
+}
+
 TEST(Sm90Linear, MtpInTakesTheEmbeddingFirst) {
   ONLY_SM90();
   Bed bed;
@@ -326,6 +358,27 @@ TEST(Sm90Linear, GivesFewRowsTheBitsOfManyWhereBlocksMeetMuchOfThem) {
     Launch launch = bed.launch(*residual, count);
     residual->enqueue(KindRows(count, kind).rows, {ActivationLayout::kPlain, rows_from(middle, first, count), {}}, down_packed, rows_from(sum, first, count), launch);
   });
+}
+
+/// Nor for this: which blocks multiply side rows. None that has tiles, and only where they are few enough for those that have none.
+TEST(Sm90Linear, LeavesSideRowsToBlocksWithoutTilesWhereThoseKeepNobodyWaiting) {
+  using namespace cuda::sm90;
+  const auto blocks = [](int tiles, int k_blocks, int features, int most) {
+    LinearLayer linear;
+    linear.tiles = tiles, linear.k_blocks = k_blocks, linear.blocks = decode_blocks(tiles, k_blocks, most);
+    linear.side.weight = &linear;
+    linear.side.num_b = linear.side.num_a = features;
+    const int side = side_blocks(linear, k_blocks, most);
+    EXPECT_LE(linear.blocks + side, most);
+    return side;
+  };
+  EXPECT_EQ(blocks(124, 35, 48, 132), 8);  // of the test above
+  EXPECT_EQ(blocks(124, 30, 48, 132), 0);  // they would take longer than the others
+  EXPECT_EQ(blocks(128, 40, 48, 132), 0);  // gdn_in of 27B: four would
+  EXPECT_EQ(blocks(132, 40, 48, 132), 0);
+  EXPECT_EQ(blocks(7, 6, 6, 132), 0);      // a tile each
+  EXPECT_EQ(blocks(124, 35, 64, 132), 0);  // more side rows than a block has registers for
+  EXPECT_EQ(blocks(124, 35, 0, 132), 0);
 }
 
 /// Layers of which a block has whole tile rows and parts of others, or several tiles of one, as those of the model: in the tests above it has a tile or two.

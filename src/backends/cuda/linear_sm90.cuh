@@ -150,6 +150,11 @@ __device__ __forceinline__ void await_arrivals(const int32_t* counter, int targe
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   } while (value < target);
 }
+/// One thread of each block, once nobody of it looks at the counters any more: the last block leaves them as it found them.
+__device__ __forceinline__ void finish_with(int32_t* arrivals) {
+  if (atomicAdd(arrivals + kFinishedAt, 1) == static_cast<int>(gridDim.x) - 1)
+    for (int i = 0; i < kNumArrivals; ++i) arrivals[i] = 0;
+}
 /// One thread, after a barrier of those whose writes it stands for.
 __device__ __forceinline__ void arrive(int32_t* counter) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory"); }
 
@@ -359,6 +364,25 @@ __device__ __forceinline__ RowsAhead<kConsumers> ahead_of_rows(const DecodeArgs&
   return RowsAhead<kConsumers>::of_norm(q, block, thread);
 }
 
+/// Threads that norm a row: a block's, or where there are more rows than blocks a warpgroup's.
+template <int kColumns>
+constexpr int kNormThreads = kColumns > 128 ? 128 : kConsumers;
+/// What quantise_share needs besides rows.
+template <int kColumns>
+using FactorsOf = RowFactors<kNormThreads<kColumns>>;
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ FactorsOf<kColumns> factors_for(const DecodeArgs& args, const LinearLayer& linear) {
+  if (linear.in == nullptr || linear.norm == nullptr || static_cast<int>(blockIdx.x) >= args.rows) return {};
+  return {linear.norm, kFp8 ? linear.k_blocks : linear.k_blocks / 2, static_cast<int>(threadIdx.x) % kNormThreads<kColumns>};
+}
+
+/// Of either, what rows of so many columns need.
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ auto ahead_for(const DecodeArgs& args, const LinearLayer& linear) {
+  if constexpr (kColumns <= kMaxPacedColumns) return ahead_of_rows<kFp8>(args, linear);
+  else return factors_for<kColumns, kFp8>(args, linear);
+}
+
 /// A block takes a row with a norm; a half-warp groups of 128 of rows without.
 template <bool kFp8>
 __device__ __forceinline__ void quantise_few(const DecodeArgs& args, const LinearLayer& linear, float* sums, const RowsAhead<kConsumers>& ahead) {
@@ -379,7 +403,8 @@ __device__ __forceinline__ void quantise_few(const DecodeArgs& args, const Linea
 }
 /// The same for more rows than kMaxPacedColumns; where there are more than blocks a warpgroup takes one.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void quantise_many(const DecodeArgs& args, const LinearLayer& linear, float* sums) {
+__device__ __forceinline__ void quantise_many(const DecodeArgs& args, const LinearLayer& linear, const Layout<kColumns, kFp8, 0>& at, const FactorsOf<kColumns>& factors) {
+  float* sums = at.sums();
   const int thread = static_cast<int>(threadIdx.x), group = thread >> 7, grid = static_cast<int>(gridDim.x), blocks = kFp8 ? linear.k_blocks : linear.k_blocks / 2;  // of 128 columns
   QuantiseArgs q;
   q.in = linear.in;
@@ -394,16 +419,23 @@ __device__ __forceinline__ void quantise_many(const DecodeArgs& args, const Line
   if (linear.norm == nullptr) {
     constexpr int kHalves = kConsumers / 16;
     const int first = static_cast<int>(blockIdx.x) * kHalves + (thread >> 4), step = grid * kHalves;
-    if constexpr (kColumns > 128) quantise_many_groups_of_rows(q, args.rows, first, step);
-    else quantise_groups_of_rows(q, args.rows, first, step);
+    if constexpr (kColumns > 128) {  // where the rows of stages will be
+      constexpr int kStageBytes = kTileBytes + Layout<kColumns, kFp8, false>::kRowsBytes, kSlots = Layout<kColumns, kFp8, false>::kRowsBytes / (kConsumers * 16);  // of a stage
+      quantise_many_groups_of_rows<kConsumers>(q, args.rows, static_cast<int>(blockIdx.x), grid, kSlots * at.stages, [&](int i) {
+        return reinterpret_cast<uint4*>(at.generic + i / kSlots * kStageBytes + kTileBytes + (i % kSlots * kConsumers + thread) * 16);
+      });
+    } else {
+      quantise_groups_of_rows(q, args.rows, first, step);
+    }
   } else if constexpr (kColumns > 128) {
-    for (int row = static_cast<int>(blockIdx.x) + group * grid; row < args.rows; row += 2 * grid) {
-      norm_row<128>(q, row, thread & 127, sums + group * blocks, [group] { group_barrier(group); });
+#pragma unroll 1
+    for (int row = static_cast<int>(blockIdx.x) + group * grid; row < args.rows; row += 2 * grid) {  // seldom more than one: nothing is to be computed before it
+      norm_row<128>(q, row, thread_here() & 127, sums + group * blocks, factors, [group] { group_barrier(group); });
       group_barrier(group);
     }
   } else {
     for (int row = static_cast<int>(blockIdx.x); row < args.rows; row += grid) {
-      norm_row<kConsumers>(q, row, thread, sums, [] { consumer_barrier(); });
+      norm_row<kConsumers>(q, row, thread, sums, factors, [] { consumer_barrier(); });
       consumer_barrier();
     }
   }
@@ -418,15 +450,15 @@ __device__ __forceinline__ int quantisers_of(const DecodeArgs& args, const Linea
 
 /// All consumers, once the predecessor has finished: this block's share, and that it is there. Bulk copies read what is written here; whoever begins them fences once it has seen all arrive.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void quantise_and_arrive(const DecodeArgs& args, const LinearLayer& linear, const Layout<kColumns, kFp8, 0>& at, const RowsAhead<kConsumers>& ahead) {
+__device__ __forceinline__ void quantise_and_arrive(const DecodeArgs& args, const LinearLayer& linear, const Layout<kColumns, kFp8, 0>& at, const auto& ahead) {
   if (linear.in == nullptr || static_cast<int>(blockIdx.x) >= quantisers_of<kColumns, kFp8>(args, linear)) return;
   constexpr bool kPaced = Layout<kColumns, kFp8, 0>::kPaced;
-  if constexpr (kPaced)
+  if constexpr (kPaced) {
     if (threadIdx.x == 0) store_shared(at.quantising(), 1);
-  float* sums = at.sums();
-  if constexpr (kColumns <= kMaxPacedColumns) quantise_few<kFp8>(args, linear, sums, ahead);
-  else quantise_many<kColumns, kFp8>(args, linear, sums);
-  if constexpr (kColumns > kMaxPacedColumns) fence_async_proxy_all();
+    quantise_few<kFp8>(args, linear, at.sums(), ahead);
+  } else {
+    quantise_many(args, linear, at, ahead);
+  }
   consumer_barrier();
   if (threadIdx.x == 0) {
     arrive(args.arrivals + kQuantisedAt);
@@ -457,21 +489,53 @@ __device__ __forceinline__ void help_with_side_rows(const DecodeArgs& args, int 
   join_side_rows<kFp8>(args, linear, helper, kWarps * 32);
   named_barrier<6, kConsumers + kWarps * 32>();  // the counters may be cleared
 }
-/// The same by the consumers, between their last tile and what waits for other blocks: `then()` before the sums over all of K.
+/// Where a block multiplies side rows alone it has stages of its own, two of the ring's each, by the barriers of the first.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void side_rows_of_consumers(const DecodeArgs& args, const LinearLayer& linear, const auto& then) {
-  if (linear.side.weight != nullptr) {
-    if (threadIdx.x == 0) await_arrivals(args.arrivals + kQuantisedAt, static_cast<int>(gridDim.x));
-    consumer_barrier();
-    multiply_side_rows<kFp8, kColumns / 128, true>(args, linear, static_cast<int>(threadIdx.x) >> 5, kConsumers / 32);
-  }
-  then();
-  if (linear.side.weight != nullptr) join_side_rows<kFp8>(args, linear, static_cast<int>(threadIdx.x), kConsumers);
+struct SideStages {
+  using At = Layout<kColumns, kFp8, false>;
+  static_assert((2 * kColumns + 2 * kSideGroups * 8) * kTileRowBytes <= 2 * (kTileBytes + At::kRowsBytes));
+  const At& at;
+
+  __device__ int count() const { return at.stages / 2; }
+  __device__ uint32_t full(int stage) const { return at.full(2 * stage); }
+  __device__ uint32_t empty(int stage) const { return at.empty(2 * stage); }
+  __device__ uint32_t address(int stage) const { return at.weight(2 * stage); }
+  __device__ const char* generic(int stage) const { return at.generic + 2 * stage * (kTileBytes + At::kRowsBytes); }
+};
+/// All of them, by the consumers of a block that has no tiles.
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ void side_rows_alone(const DecodeArgs& args, const LinearLayer& linear, const SideShare& share, const SideStages<kColumns, kFp8>& at) {
+  RingPlace ring;
+  multiply_side_share<kColumns / 128>(
+      linear.side, share, args.rows, args.x_rows, kFp8 ? linear.k_blocks : linear.k_blocks / 2, static_cast<int>(threadIdx.x) >> 5, kConsumers / 32,
+      [&] {
+        barrier_wait(at.full(ring.stage), ring.parity);
+        return at.generic(ring.stage);
+      },
+      [&] {
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) barrier_arrive(at.empty(ring.stage));
+        ring.advance(at.count());
+      });
+  join_side_share(linear.side, share, args.rows, static_cast<int>(threadIdx.x), kConsumers);
+}
+/// Some of them, by the consumers of every block when its tiles are done.
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ void side_rows_of_consumers(const DecodeArgs& args, const LinearLayer& linear) {
+  if (linear.side.weight == nullptr || linear.side.blocks > 0) return;
+  if (threadIdx.x == 0) await_arrivals(args.arrivals + kQuantisedAt, static_cast<int>(gridDim.x));
+  consumer_barrier();
+  multiply_side_rows<kFp8, kColumns / 128, true>(args, linear, static_cast<int>(threadIdx.x) >> 5, kConsumers / 32);
+  join_side_rows<kFp8>(args, linear, static_cast<int>(threadIdx.x), kConsumers);
 }
 
 // ---- what becomes of a finished tile ----
 
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float silu(float x) {
+  float e;  // of -x, as __expf gives it but for what is lost beside 1
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(x, -1.4426950216293335f)));
+  return __fdividef(x, 1.0f + e);
+}
 
 __device__ __forceinline__ const OutputSegment& segment_of(const LinearLayer& linear, int tile) {
   int which = 0;
@@ -760,8 +824,8 @@ class Copier {
     // The next launch's blocks cannot begin before this one's leave their shared memory, all of which they have, and they leave after their predecessors have finished; so this says it at once.
     launch_dependents();
   }
-  /// The others.
-  __device__ void copy_rest() {
+  /// The others. `finishes`: once rows are on their way nobody else of the block looks at the counters, which need not be waited for in the end then.
+  __device__ void copy_rest(bool finishes = false) {
     if constexpr (kResident > 0) {
       if (linear.norm != nullptr) {
         barrier_expect(at.norm_full(), linear.k_blocks * 512);
@@ -784,6 +848,7 @@ class Copier {
       if (linear.in != nullptr && copied > 0) await_arrivals(args.arrivals + kQuantisedAt, static_cast<int>(gridDim.x));
       fence_async_proxy_all();
       for (int i = copied; i > 0; --i) copy_rows_behind();
+      if (finishes) finish_with(args.arrivals);
       while (unit < end) {
         await_and_copy_tile();
         copy_rows_behind();
@@ -820,6 +885,42 @@ class Copier {
   RingPlace ring, under_way;  // of the next tile; of the first that may not have come
 };
 
+/// Whether the copying thread of this block is the last that looks at the counters: it has rows to copy, and no consumer waits for all of them.
+__device__ __forceinline__ bool copier_finishes(const LinearLayer& linear) {
+  return static_cast<int>(blockIdx.x) < linear.blocks && (linear.side.weight == nullptr || linear.side.blocks > 0);
+}
+/// What the copying thread does where this block multiplies side rows alone.
+template <int kColumns, bool kFp8>
+__device__ __forceinline__ void copy_side(const DecodeArgs& args, const SideShare& share, const SideStages<kColumns, kFp8>& at) {
+  launch_dependents();
+  wait_for_predecessors();
+  if (share.which >= share.slices) return;  // without waiting for more: the last of the others clears the counters
+  await_arrivals(args.arrivals + kQuantisedAt, static_cast<int>(gridDim.x));
+  fence_async_proxy_all();
+  const SideRows& side = args.linear.side;
+  const int blocks = kFp8 ? args.linear.k_blocks : args.linear.k_blocks / 2, of_rows = args.x_rows * kTileRowBytes, of_b = share.groups_b * 8 * kTileRowBytes, of_a = share.half_bytes() - of_b;
+  const char *weight = static_cast<const char*>(side.weight), *rows = static_cast<const char*>(kFp8 ? args.x16 : args.x);
+  RingPlace ring;
+  int copied = 0;
+  for (int slice = share.which; slice < share.slices; slice += side.blocks)
+    for (int block = slice * kSideSlice; block < min((slice + 1) * kSideSlice, blocks); ++block, ++copied) {
+      if (copied >= at.count()) barrier_wait(at.empty(ring.stage), ring.parity ^ 1);
+      const uint32_t full = at.full(ring.stage);
+      uint32_t to = at.address(ring.stage);
+      const auto copy = [&](const void* from, int bytes) {
+        bulk_copy(to, from, bytes, full);
+        to += bytes;
+      };
+      barrier_expect(full, 2 * (of_rows + of_b + of_a));
+      copy(rows + int64_t{2 * block} * of_rows, 2 * of_rows);
+      for (int half = 0; half < 2; ++half) {
+        copy(weight + int64_t{2 * block + half} * kTileBytes, of_b);
+        copy(weight + int64_t{2 * blocks + 2 * block + half} * kTileBytes, of_a);
+      }
+      ring.advance(at.count());
+    }
+}
+
 /// The copying warp's part of a launch. The others wait for the barriers that it makes, by await_barriers.
 template <int kColumns, bool kFp8, int kResident>
 __device__ __forceinline__ void copy_tiles(const DecodeArgs& args, const Layout<kColumns, kFp8, kResident>& at) {
@@ -831,9 +932,13 @@ __device__ __forceinline__ void copy_tiles(const DecodeArgs& args, const Layout<
 }
 template <int kColumns, bool kFp8>
 __device__ __forceinline__ void copy_tiles_and_rows(const DecodeArgs& args, const Layout<kColumns, kFp8, false>& at) {
+  if (const SideShare share(args.linear.side, kFp8 ? args.linear.k_blocks : args.linear.k_blocks / 2); share.is_mine()) {
+    copy_side(args, share, SideStages<kColumns, kFp8>{at});
+    return;
+  }
   Copier<kColumns, kFp8, false> copier(args, at);
   copier.copy_first();
-  copier.copy_rest();
+  copier.copy_rest(copier_finishes(args.linear));
 }
 __device__ __forceinline__ void await_barriers() { named_barrier<0, kThreads>(); }
 /// The warps' that neither copy tiles nor multiply them: side rows and, where stages have a barrier for them, copies of rows.
@@ -857,8 +962,7 @@ __device__ __forceinline__ void multiply_decode(const DecodeArgs& args, const La
     rows.load(args, linear, at);
     if constexpr (!kInTurn) rows.put(linear, at, 0);
   } else {
-    RowsAhead<kConsumers> ahead;
-    if constexpr (Layout<kColumns, kFp8, kResident>::kPaced) ahead = ahead_of_rows<kFp8>(args, linear);
+    const auto ahead = ahead_for<kColumns, kFp8>(args, linear);
     wait_for_predecessors();
     quantise_and_arrive(args, linear, at, ahead);
   }
@@ -890,12 +994,11 @@ __device__ __forceinline__ void multiply_decode(const DecodeArgs& args, const La
     walk.left -= count;
     walk.next_tile();
   }
-  if constexpr (!kHasHelpers<kColumns>) side_rows_of_consumers<kColumns, kFp8>(args, linear, [] {});
+  if constexpr (!kHasHelpers<kColumns>) side_rows_of_consumers<kColumns, kFp8>(args, linear);
   else if (linear.side.weight != nullptr) named_barrier<6, kConsumers + (kResident > 0 ? kHelpers : kSideHelpers)>();
-  if constexpr (kResident == 0) {  // the last block leaves the counters as it found them
+  if constexpr (kResident == 0) {
     consumer_barrier();
-    if (threadIdx.x == 0 && atomicAdd(args.arrivals + kFinishedAt, 1) == static_cast<int>(gridDim.x) - 1)
-      for (int i = 0; i < kNumArrivals; ++i) args.arrivals[i] = 0;
+    if (threadIdx.x == 0) finish_with(args.arrivals);
   }
 }
 

@@ -30,6 +30,7 @@ inline constexpr int kMaxNormWidth = 8192;
 inline constexpr int kQuantisedGroups = 4;  // of a thread of quantise_prompt_rows, at a time
 inline constexpr int kMaxQuantisers = 512;  // its threads
 inline constexpr int kSideSlice = 5;        // blocks of 128 of K of which side rows are multiplied by one block of threads
+inline constexpr int kSideGroups = 12;      // groups of eight of them that a block without tiles multiplies
 
 enum class Epilogue : int32_t {
   kStore,     // bf16
@@ -52,6 +53,7 @@ struct SideRows {
   int32_t num_b = 0, num_a = 0;
   void *b = nullptr, *a = nullptr;
   float* parts = nullptr;  // [side_units][kMaxDecodeRows][8], kNothing between launches: sums over slices of K
+  int32_t blocks = 0;      // where consumers multiply them: so many blocks, the last of a launch, which have no tiles; 0: all
 };
 
 /// Groups of eight packed rows that hold `features`; slices of `blocks` of 128 of K; the pairs of both.

@@ -1,9 +1,9 @@
 #pragma once
 
 // Decode rows from 33 on: the loop of linear_sm90.cuh with the rows as A and the weights as B, so that a thread has two rows and needs but four scales a tile. A product's bits are the same either way, and so
-// is the order of every sum: the rest is as there, but for three things. Rows are quantised two at a time by a block where there are more than blocks. A tile row that several blocks share is added up by those of
-// them that have no tiles behind it, each a share of its rows and features; what a block adds up itself stays in its shared memory. And whatever comes behind products is short and in loops, since a block runs it
-// once or twice (decision 0038). One layer a launch: without a loop over layers the compiler keeps addresses and scales out of the way of the sums.
+// is the order of every sum: the rest is as there, but for a few things. Rows are quantised two at a time by a block where there are more than blocks. A tile row that several blocks share is added up by those of
+// them that have no tiles behind it, each a share of its rows and features; what a block adds up itself stays in its shared memory, and parts of others are copied beside it. Whatever comes behind products is short
+// and in loops, since a block runs it once or twice (decision 0038). Side rows are left to blocks without tiles where there are enough (decision 0047). One layer a launch: without a loop over layers the compiler keeps addresses and scales out of the way of the sums.
 
 #include "backends/cuda/linear_sm90.cuh"
 
@@ -11,33 +11,48 @@ namespace quern::cuda::sm90 {
 
 // ---- what becomes of finished sums ----
 
-/// Whether the rows of a tile can be read and written in pieces of four features.
-__device__ __forceinline__ bool is_whole(const OutputSegment& segment, int local) {
-  return segment.features >= (local + 1) * kTileRows && segment.stride % 4 == 0 && (reinterpret_cast<uintptr_t>(segment.out) & 7) == 0;
-}
-
 /// Sums are stored and added up for as many groups of 16 packed rows at a time, in loops: code that is run once or twice a launch takes longer to be fetched than to be run.
 constexpr int kUnitsTogether = 2;
 /// Eight sums of a thread in each of these units of a tile, for 64 rows: [8 u + 4 h + 2 r + i] is row g + 8 r by packed row 16 u + 8 h + 2 q + i.
 using UnitSums = float[kUnitsTogether * 8];
+
+/// Where a thread's sums of a tile go. What follows from the tile alone is found out once, before the loops.
+struct Destination {
+  char* out;           // where row 0 of the segment has the tile's first feature
+  int row_bytes;
+  int features;        // of the segment from there on
+  int row;             // of this thread in 64
+  bool whole;          // rows can be read and written in pieces of four features
+
+  Destination() = default;
+  __device__ Destination(const LinearLayer& linear, int tile) {
+    const OutputSegment& segment = segment_of(linear, tile);
+    const int thread = thread_here(), tile_features = linear.epilogue == Epilogue::kSiluUp ? kTileRows / 2 : kTileRows, first = (tile - segment.first_tile) * tile_features;
+    const int size = linear.epilogue == Epilogue::kLogits ? 4 : 2;
+    out = static_cast<char*>(segment.out) + int64_t{first} * size;
+    row_bytes = static_cast<int>(segment.stride) * size;
+    features = segment.features - first;
+    row = ((thread >> 5) & 3) * 16 + ((thread & 31) >> 2);
+    whole = features >= tile_features && segment.stride % 4 == 0 && (reinterpret_cast<uintptr_t>(segment.out) & (4 * size - 1)) == 0;
+  }
+  /// Of one of 64 rows that begin at `first_row`, row 8 r after the thread's own.
+  __device__ char* at(int first_row, int r) const { return out + int64_t{first_row + row + 8 * r} * row_bytes; }
+  __device__ bool has(int first_row, int r, int rows) const { return first_row + row + 8 * r < rows; }
+};
 
 /// What sums are added to, where a layer has a residual and pieces are whole.
 struct Before {
   uint2 words[2][kUnitsTogether];
 };
 /// Asked for early, so that it is there when the sums are.
-__device__ __forceinline__ void load_before(const LinearLayer& linear, int tile, int unit, int first_row, int rows, Before& before) {
-  if (linear.epilogue != Epilogue::kResidual) return;
-  const int thread = thread_here(), lane = thread & 31;
-  const OutputSegment& segment = segment_of(linear, tile);
-  const int local = tile - segment.first_tile, row = first_row + ((thread >> 5) & 3) * 16 + (lane >> 2);
-  if (!is_whole(segment, local)) return;
-  const auto* out = static_cast<const __nv_bfloat16*>(segment.out) + local * kTileRows + unit * 16 + (lane & 3) * 4;
+__device__ __forceinline__ void load_before(const LinearLayer& linear, const Destination& to, int unit, int first_row, int rows, Before& before) {
+  if (linear.epilogue != Epilogue::kResidual || !to.whole) return;
+  const int bytes = unit * 32 + (thread_here() & 3) * 8;
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    if (row + 8 * r < rows)
+    if (to.has(first_row, r, rows))
 #pragma unroll
-      for (int u = 0; u < kUnitsTogether; ++u) before.words[r][u] = __ldcg(reinterpret_cast<const uint2*>(out + (row + 8 * r) * segment.stride + u * 16));
+      for (int u = 0; u < kUnitsTogether; ++u) before.words[r][u] = __ldcg(reinterpret_cast<const uint2*>(to.at(first_row, r) + bytes + u * 32));
 }
 
 /// Where there is a scale a packed row, sums are multiplied by it.
@@ -54,66 +69,69 @@ __device__ __forceinline__ void scale_units(const LinearLayer& linear, UnitSums&
     }
 }
 
-/// Stores such sums, scaled: of kSiluUp.
-__device__ __forceinline__ void store_silu_units(const LinearLayer& linear, const UnitSums& v, int tile, int unit, int first_row, int rows) {
-  const int thread = thread_here(), lane = thread & 31, g = lane >> 2, q = lane & 3;
-  const OutputSegment& segment = segment_of(linear, tile);
-  const int local = tile - segment.first_tile, row = first_row + ((thread >> 5) & 3) * 16 + g;
-  auto* out = static_cast<__nv_bfloat16*>(segment.out);
+/// Stores such sums, scaled: of kSiluUp. They are rounded in pairs, which takes an instruction of the fast kind.
+__device__ __forceinline__ void store_silu_units(const Destination& to, const UnitSums& v, int unit, int first_row, int rows) {
+  static_assert(kUnitsTogether == 2);
+  const int q = thread_here() & 3;
+  const auto low = [](uint32_t pair) { return __uint_as_float(pair << 16); };
+  const auto high = [](uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
+  uint32_t y[2][2];
 #pragma unroll
   for (int r = 0; r < 2; ++r)
 #pragma unroll
-    for (int u = 0; u < kUnitsTogether; ++u) {
-      const int feature = local * 64 + (unit + u) * 8 + q * 2;
-      if (row + 8 * r >= rows || feature >= segment.features) continue;
-      float y[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float gate = __bfloat162float(__float2bfloat16_rn(v[8 * u + 2 * r + i])), up = __bfloat162float(__float2bfloat16_rn(v[8 * u + 4 + 2 * r + i]));
-        y[i] = __bfloat162float(__float2bfloat16_rn(silu(gate))) * up;
-      }
-      *reinterpret_cast<uint32_t*>(out + (row + 8 * r) * segment.stride + feature) = bf16_pair(y[0], y[1]);
+    for (int u = 0; u < 2; ++u) {
+      const float* sums = v + 8 * u + 2 * r;
+      const uint32_t gates = bf16_pair(sums[0], sums[1]), ups = bf16_pair(sums[4], sums[5]), gated = bf16_pair(silu(low(gates)), silu(high(gates)));
+      y[r][u] = bf16_pair(low(gated) * low(ups), high(gated) * high(ups));
     }
+  if (to.whole) {  // four lanes store 32 bytes: two neighbours each other's unit
+    const bool odd = q % 2 != 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? y[r][0] : y[r][1], 1);
+      if (to.has(first_row, r, rows)) __stcg(reinterpret_cast<uint2*>(to.at(first_row, r) + unit * 16 + q % 2 * 16 + q / 2 * 8), odd ? make_uint2(other, y[r][1]) : make_uint2(y[r][0], other));
+    }
+  } else {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int u = 0; u < 2; ++u)
+        if (to.has(first_row, r, rows) && (unit + u) * 8 + q * 2 < to.features) *reinterpret_cast<uint32_t*>(to.at(first_row, r) + (unit + u) * 16 + q * 4) = y[r][u];
+  }
 }
 /// Of any other epilogue. `before`: what load_before gave.
-__device__ __forceinline__ void store_units(const LinearLayer& linear, const UnitSums& v, int tile, int unit, int first_row, int rows, const Before& before) {
-  const int thread = thread_here(), lane = thread & 31, g = lane >> 2, q = lane & 3;
-  const OutputSegment& segment = segment_of(linear, tile);
-  const int local = tile - segment.first_tile, row = first_row + ((thread >> 5) & 3) * 16 + g, feature = local * kTileRows + unit * 16 + q * 4;
+__device__ __forceinline__ void store_units(const LinearLayer& linear, const Destination& to, const UnitSums& v, int unit, int first_row, int rows, const Before& before) {
+  const int feature = unit * 16 + (thread_here() & 3) * 4;
   const auto sum = [&](int u, int h, int r, int i) { return v[8 * u + 4 * h + 2 * r + i]; };
   if (linear.epilogue == Epilogue::kLogits) {
-    auto* out = static_cast<float*>(segment.out) + feature;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
 #pragma unroll
       for (int u = 0; u < kUnitsTogether; ++u) {
-        if (row + 8 * r >= rows) continue;
-        auto* at = out + (row + 8 * r) * segment.stride + u * 16;
+        if (!to.has(first_row, r, rows)) continue;
+        auto* at = reinterpret_cast<float*>(to.at(first_row, r)) + feature + u * 16;
         const float y[4] = {sum(u, 0, r, 0), sum(u, 1, r, 0), sum(u, 0, r, 1), sum(u, 1, r, 1)};
-        if (segment.stride % 4 == 0 && feature + u * 16 + 4 <= segment.features) {
+        if (to.row_bytes % 16 == 0 && feature + u * 16 + 4 <= to.features) {
           *reinterpret_cast<float4*>(at) = make_float4(y[0], y[1], y[2], y[3]);
         } else {
-          if (feature + u * 16 < segment.features) *reinterpret_cast<float2*>(at) = make_float2(y[0], y[1]);
-          if (feature + u * 16 + 2 < segment.features) *reinterpret_cast<float2*>(at + 2) = make_float2(y[2], y[3]);
+          if (feature + u * 16 < to.features) *reinterpret_cast<float2*>(at) = make_float2(y[0], y[1]);
+          if (feature + u * 16 + 2 < to.features) *reinterpret_cast<float2*>(at + 2) = make_float2(y[2], y[3]);
         }
       }
     return;
   }
-  auto* out = static_cast<__nv_bfloat16*>(segment.out) + feature;
-  const bool adds = linear.epilogue == Epilogue::kResidual, whole = is_whole(segment, local);
+  const bool adds = linear.epilogue == Epilogue::kResidual;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (row + 8 * r >= rows) continue;
-    auto* at = out + (row + 8 * r) * segment.stride;
+    if (!to.has(first_row, r, rows)) continue;
+    char* at = to.at(first_row, r) + feature * 2;
     const auto rounded = [&](int u) { return uint2{bf16_pair(sum(u, 0, r, 0), sum(u, 1, r, 0)), bf16_pair(sum(u, 0, r, 1), sum(u, 1, r, 1))}; };  // features 16 u + 4 q to 16 u + 4 q + 3
-    if (whole && !adds) {
-#pragma unroll
-      for (int u = 0; u < kUnitsTogether; ++u) *reinterpret_cast<uint2*>(at + u * 16) = rounded(u);
-    } else if (whole) {
+    if (to.whole) {
 #pragma unroll
       for (int u = 0; u < kUnitsTogether; ++u) {
-        const uint2 y = rounded(u);
-        *reinterpret_cast<uint2*>(at + u * 16) = {add_pair(before.words[r][u].x, y.x), add_pair(before.words[r][u].y, y.y)};
+        uint2 y = rounded(u);
+        if (adds) y = {add_pair(before.words[r][u].x, y.x), add_pair(before.words[r][u].y, y.y)};
+        *reinterpret_cast<uint2*>(at + u * 32) = y;
       }
     } else {
 #pragma unroll
@@ -121,8 +139,8 @@ __device__ __forceinline__ void store_units(const LinearLayer& linear, const Uni
         const uint2 y = rounded(u);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          if (feature + u * 16 + 2 * i >= segment.features) continue;
-          auto* pair = reinterpret_cast<uint32_t*>(at + u * 16 + 2 * i);
+          if (feature + u * 16 + 2 * i >= to.features) continue;
+          auto* pair = reinterpret_cast<uint32_t*>(at + u * 32 + 4 * i);
           const uint32_t half = i == 0 ? y.x : y.y;
           *pair = adds ? add_pair(__ldcg(pair), half) : half;
         }
@@ -131,10 +149,10 @@ __device__ __forceinline__ void store_units(const LinearLayer& linear, const Uni
   }
 }
 
-__device__ __forceinline__ void store_scaled(const LinearLayer& linear, UnitSums& v, int tile, int unit, int first_row, int rows, const Before& before) {
+__device__ __forceinline__ void store_scaled(const LinearLayer& linear, const Destination& to, UnitSums& v, int tile, int unit, int first_row, int rows, const Before& before) {
   scale_units(linear, v, tile, unit);
-  if (linear.epilogue == Epilogue::kSiluUp) store_silu_units(linear, v, tile, unit, first_row, rows);
-  else store_units(linear, v, tile, unit, first_row, rows, before);
+  if (linear.epilogue == Epilogue::kSiluUp) store_silu_units(to, v, unit, first_row, rows);
+  else store_units(linear, to, v, unit, first_row, rows, before);
 }
 
 // ---- the multiplying warpgroups ----
@@ -243,12 +261,6 @@ __device__ __forceinline__ void multiply_wide(const Layout<kColumns, kFp8, false
   }
 }
 
-/// Where a warpgroup's thread leaves four of its sums: [64 rows][unit][half][thread] of part `place`.
-template <int kColumns>
-__device__ __forceinline__ float4* wide_part(float* parts, int64_t place, int row_block, int unit, int half, int thread) {
-  return reinterpret_cast<float4*>(parts + place * (kTileRows * kColumns)) + ((row_block * 8 + unit) * 2 + half) * 128 + thread;
-}
-
 /// `then(sums, unit, first_row)` for all sums of a thread whose 64 rows begin below `rows`, kUnits units at a time. The sums are gone thereafter.
 template <int kColumns, int kUnits>
 __device__ __forceinline__ void for_each_units(WideSums<kColumns>& acc, int rows, const auto& then) {
@@ -274,67 +286,66 @@ __device__ __forceinline__ void for_each_units(WideSums<kColumns>& acc, int rows
 
 template <int kColumns>
 __device__ __forceinline__ void store_wide(const LinearLayer& linear, WideSums<kColumns>& acc, int tile, int rows) {
-  const OutputSegment& segment = segment_of(linear, tile);
-  const int local = tile - segment.first_tile;
-  if (linear.epilogue == Epilogue::kStore && linear.row_scale == nullptr && is_whole(segment, local)) {  // little code
+  const Destination to(linear, tile);
+  if (linear.epilogue == Epilogue::kStore && linear.row_scale == nullptr && to.whole) {  // little code
     constexpr int kAll = WideShare<kColumns>::kUnits;
     for_each_units<kColumns, kAll>(acc, rows, [&](const float(&v)[kAll * 8], int unit, int first_row) {
-      const int thread = thread_here(), row = first_row + ((thread >> 5) & 3) * 16 + ((thread & 31) >> 2);
-      auto* out = static_cast<__nv_bfloat16*>(segment.out) + row * segment.stride + local * kTileRows + unit * 16 + (thread & 3) * 4;
+      char* out = to.at(first_row, 0) + unit * 32 + (thread_here() & 3) * 8;
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        if (row + 8 * r < rows)
+        if (to.has(first_row, r, rows))
 #pragma unroll
           for (int u = 0; u < kAll; ++u) {
             const float* y = v + u * 8 + r * 2;
-            *reinterpret_cast<uint2*>(out + 8 * r * segment.stride + u * 16) = {bf16_pair(y[0], y[4]), bf16_pair(y[1], y[5])};
+            *reinterpret_cast<uint2*>(out + 8 * r * int64_t{to.row_bytes} + u * 32) = {bf16_pair(y[0], y[4]), bf16_pair(y[1], y[5])};
           }
     });
   } else {
     for_each_units<kColumns, kUnitsTogether>(acc, rows, [&](UnitSums& sums, int unit, int first_row) {
       Before before;
-      load_before(linear, tile, unit, first_row, rows, before);
-      store_scaled(linear, sums, tile, unit, first_row, rows, before);
+      load_before(linear, to, unit, first_row, rows, before);
+      store_scaled(linear, to, sums, tile, unit, first_row, rows, before);
     });
   }
 }
 
-/// Of a thread's sums in kUnitsTogether units, what another block has left of them in part `place`.
-template <int kColumns>
-struct LeftUnits {
-  float4 words[kUnitsTogether * 2];
+// ---- parts of tile rows ----
 
-  static __device__ __forceinline__ float4* at(float* parts, int place, int row_block, int unit, int i) {
-    return wide_part<kColumns>(parts, place, row_block, unit + i / 2, i % 2, thread_here() & 127);
-  }
-  __device__ __forceinline__ void load(float* parts, int place, int row_block, int unit) {
+/// A part of a tile row: of each 64 rows the units of 16 packed rows, and of those two halves of four sums of each thread. An item is kUnitsTogether units of 64 rows.
+inline constexpr int kItemWords = kUnitsTogether * 2, kItemsOfRows = 8 / kUnitsTogether;
+template <int kColumns>
+__device__ __forceinline__ float4* part_of(float* parts, int place) { return reinterpret_cast<float4*>(parts + int64_t{place} * (kTileRows * kColumns)); }
+/// This thread's words of an item are 128 apart.
+__device__ __forceinline__ float4* item_of(float4* part, int item) { return part + item * (kItemWords * 128) + (thread_here() & 127); }
+
+/// Of a thread's sums in an item, what another block has left of them.
+struct LeftItem {
+  float4 words[kItemWords];
+
+  __device__ __forceinline__ void load(const float4* from) {
 #pragma unroll
-    for (int i = 0; i < kUnitsTogether * 2; ++i) words[i] = load_relaxed(at(parts, place, row_block, unit, i));
+    for (int i = 0; i < kItemWords; ++i) words[i] = load_relaxed(from + i * 128);
   }
-  /// From shared memory.
-  __device__ __forceinline__ void load_own(const float* own, int row_block, int unit) {
+  /// From shared memory, `step` apart.
+  __device__ __forceinline__ void load_shared(const float4* from, int step) {
 #pragma unroll
-    for (int i = 0; i < kUnitsTogether * 2; ++i) words[i] = *at(const_cast<float*>(own), 0, row_block, unit, i);
+    for (int i = 0; i < kItemWords; ++i) words[i] = from[i * step];
   }
   /// Of a warp: one answer for all, so that the compiler sees that loops which wait do not part it.
   __device__ __forceinline__ bool are_there() const {
     bool there = true;
 #pragma unroll
-    for (int i = 0; i < kUnitsTogether * 2; ++i) there = there && is_there(words[i]);
+    for (int i = 0; i < kItemWords; ++i) there &= is_there(words[i]);
     return __all_sync(0xffffffffu, there);
   }
-  static __device__ __forceinline__ void mark_empty(float* parts, int place, int row_block, int unit) {
+  static __device__ __forceinline__ void mark_empty(float4* at) {
     const float nothing = __uint_as_float(kNothing);
 #pragma unroll
-    for (int i = 0; i < kUnitsTogether * 2; ++i) __stcg(at(parts, place, row_block, unit, i), make_float4(nothing, nothing, nothing, nothing));
-  }
-  __device__ __forceinline__ void copy_to(UnitSums& sums) const {
-#pragma unroll
-    for (int i = 0; i < kUnitsTogether * 2; ++i) sums[i * 4] = words[i].x, sums[i * 4 + 1] = words[i].y, sums[i * 4 + 2] = words[i].z, sums[i * 4 + 3] = words[i].w;
+    for (int i = 0; i < kItemWords; ++i) __stcg(at + i * 128, make_float4(nothing, nothing, nothing, nothing));
   }
   __device__ __forceinline__ void add_to(UnitSums& sums) const {
 #pragma unroll
-    for (int i = 0; i < kUnitsTogether * 2; ++i) {
+    for (int i = 0; i < kItemWords; ++i) {
       const float values[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) sums[i * 4 + j] = __fadd_rn(sums[i * 4 + j], values[j]);
@@ -342,10 +353,9 @@ struct LeftUnits {
   }
 };
 
-/// A tile row of which several blocks have parts. Those that have no tiles behind it add them up, each a share: items of kUnitsTogether units of 64 rows, row block by row block. So a block adds up
+/// A tile row of which several blocks have parts. Those that have no tiles behind it add them up, each a share of its items, row block by row block. So a block adds up
 /// no tile row but its last, and what it has of another is left long before; of two blocks that share a tile row the first adds it up.
 struct SharedTileRow {
-  static constexpr int kItems = 8 / kUnitsTogether;  // of 64 rows
   int first = 0, parts = 0;  // the blocks that have parts
   int begin = 0, end = 0;    // this block's items
 
@@ -355,89 +365,122 @@ struct SharedTileRow {
     first = block_of(linear, place, linear.blocks);
     const int last = block_of(linear, behind - 1, linear.blocks), which = static_cast<int>(blockIdx.x) - first;
     parts = last - first + 1;
-    const int adders = num_tiles(linear) * static_cast<uint32_t>(last + 1) / blocks > behind ? parts - 1 : parts, items = (rows + 63) / 64 * kItems;
+    const int adders = num_tiles(linear) * static_cast<uint32_t>(last + 1) / blocks > behind ? parts - 1 : parts, items = (rows + 63) / 64 * kItemsOfRows;
     begin = items * which / adders, end = items * (which + 1) / adders;
   }
   __device__ bool is_mine(int row_block, int unit) const {
-    const int item = row_block * kItems + unit / kUnitsTogether;
+    const int item = row_block * kItemsOfRows + unit / kUnitsTogether;
     return item >= begin && item < end;
   }
 };
 
-/// Leaves a part of a tile row for those that add it up. What this block adds up itself goes to `own`, laid out as a part, unless that is null.
+/// Leaves a part of a tile row for those that add it up. What this block adds up itself goes to `own`, laid out as a part.
 template <int kColumns>
-__device__ __forceinline__ void leave_wide(float* parts, float* own, WideSums<kColumns>& acc, int place, const SharedTileRow& shared, int rows) {
+__device__ __forceinline__ void leave_wide(float4* part, WideSums<kColumns>& acc, int rows, const SharedTileRow& shared, float4* own) {
   constexpr int kAll = WideShare<kColumns>::kUnits;
   for_each_units<kColumns, kAll>(acc, rows, [&](const float(&sums)[kAll * 8], int unit, int first_row) {
-    const int thread = thread_here() & 127, row_block = first_row / 64;
+    const int row_block = first_row / 64, first = row_block * kItemsOfRows + unit / kUnitsTogether;
+    float4 *to = item_of(part, first), *kept = item_of(own, first);
 #pragma unroll
     for (int u = 0; u < kAll; ++u) {
-      const bool stays = own != nullptr && shared.is_mine(row_block, unit + u);
+      const bool stays = shared.is_mine(row_block, unit + u);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float* v = sums + u * 8 + half * 4;
-        if (stays) *wide_part<kColumns>(own, 0, row_block, unit + u, half, thread) = make_float4(v[0], v[1], v[2], v[3]);
-        else __stcg(wide_part<kColumns>(parts, place, row_block, unit + u, half, thread), make_float4(v[0], v[1], v[2], v[3]));
+        const float4 words = make_float4(v[0], v[1], v[2], v[3]);
+        if (stays) kept[(u * 2 + half) * 128] = words;
+        else __stcg(to + (u * 2 + half) * 128, words);
       }
     }
   });
 }
 
-/// Adds up this block's share of its last tile row, in the order of K, each word as soon as it is there, and marks the places as empty again. All consumers; `own`: what leave_wide kept of this block's own part.
+/// Shared memory behind a part of its own, in which a thread has items of others on their way.
 template <int kColumns>
-__device__ __forceinline__ void join_wide(const LinearLayer& linear, float* parts, const float* own, int tile, const SharedTileRow& shared, int rows) {
-  constexpr int kItems = SharedTileRow::kItems, kAtOnce = 4;  // parts that are under way
-  const int count = shared.parts, end = shared.end, kept = static_cast<int>(blockIdx.x) - shared.first;
-  int item = shared.begin + warpgroup(), part = 0;
+struct Arriving {
+  static constexpr int kSlots = kColumns == 256 ? 4 : 8;
+  float4* own;
+
+  __device__ float4* slot(int i) const { return own + kTileRows * kColumns / 4 + i * (kItemWords * kConsumers) + thread_here(); }
+};
+
+/// What the first items of a warpgroup are added to, asked for before others are waited for.
+inline constexpr int kBefore = 3;
+struct FirstBefore {
+  Before of[kBefore];
+};
+__device__ __forceinline__ void load_before_item(const LinearLayer& linear, const Destination& to, int item, int rows, Before& before) {
+  load_before(linear, to, item % kItemsOfRows * kUnitsTogether, item / kItemsOfRows * 64, rows, before);
+}
+
+/// Adds up this block's share of its last tile row, in the order of K, and marks the places as empty again. All consumers; `own`: what leave_wide kept of this block's own part, where the ring was. Parts of others are
+/// copied to shared memory by those threads that add them, several ahead, and asked for again until they are there.
+template <int kColumns>
+__device__ __forceinline__ void join_wide(const LinearLayer& linear, float* parts, float4* own, int tile, const SharedTileRow& shared, int rows, const Destination& to, FirstBefore& before) {
+  using Slots = Arriving<kColumns>;
+  constexpr int kSlots = Slots::kSlots;
+  const Slots slots{own};
+  const int count = shared.parts, end = shared.end, kept = static_cast<int>(blockIdx.x) - shared.first, first_other = kept == 0 ? 1 : 0;
+  const auto other = [&](int part, int item) { return item_of(part_of<kColumns>(parts, 2 * (shared.first + part) + (part > 0 ? 0 : 1)), item); };
+  int item = shared.begin + warpgroup();
   if (item >= end) return;
-  LeftUnits<kColumns> left[kAtOnce];
-  Before before;
-  const auto row_block = [&] { return item / kItems; };
-  const auto unit = [&] { return item % kItems * kUnitsTogether; };
-  const auto place_of = [&](int n) { return 2 * (shared.first + part + n) + (part + n > 0 ? 0 : 1); };
-  const auto load = [&] {
+  int next_item = item, next_part = first_other, next_slot = 0, slot = 0;  // of what is asked for next; of what comes next
+  const auto turn = [](int& which) { which = which + 1 == kSlots ? 0 : which + 1; };
+  const auto ask = [&] {
+    if (next_item < end) {
+      float4* at = slots.slot(next_slot);
+      const float4* from = other(next_part, next_item);
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      if (part + n >= count) continue;
-      if (part + n == kept) left[n].load_own(own, row_block(), unit());
-      else left[n].load(parts, place_of(n), row_block(), unit());
+      for (int i = 0; i < kItemWords; ++i) copy_async(at + i * kConsumers, from + i * 128);
+      turn(next_slot);
+      if (++next_part == kept) ++next_part;
+      if (next_part >= count) next_item += 2, next_part = first_other;
     }
+    commit_copies();
   };
-  const auto are_there = [&] {
-    bool there = true;
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n)
-      if (part + n < count) there = there && left[n].are_there();
-    return there;
-  };
-  const auto load_first = [&] {
-    load_before(linear, tile, unit(), row_block() * 64, rows, before);
-    load();
-  };
-  UnitSums sums;
-  load_first();
+  const auto ask_first = [&] {
+    next_item = item, next_part = first_other, next_slot = 0;
 #pragma unroll 1
-  while (true) {
-    while (!are_there()) load();
+    for (int i = 0; i < kSlots; ++i) ask();
+  };
+  // What others leave only now is waited for here, the last word that this thread adds of each part; otherwise everything would be asked for too early and again, one after the other. Words of others in the block
+  // may be marked as empty again already.
+  const int last_item = item + (end - 1 - item) / 2 * 2;
+  bool late = false;
+  ask_first();
+#pragma unroll 1
+  for (int part = 0; part < count; ++part)
+    if (part != kept)
+      while (!__all_sync(0xffffffffu, is_there(load_relaxed(other(part, last_item) + (kItemWords - 1) * 128)))) late = true;
+  if (late) {
+    await_copies<0>();
+    ask_first();
+  }
+#pragma unroll 1
+  for (; item < end; item += 2) {
+    UnitSums sums;
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      if (part + n >= count) continue;
-      if (part + n == 0) left[n].copy_to(sums);
-      else left[n].add_to(sums);
-      if (part + n != kept) LeftUnits<kColumns>::mark_empty(parts, place_of(n), row_block(), unit());
+    for (float& sum : sums) sum = -0.0f;  // to which the first part is added without a change
+#pragma unroll 1
+    for (int part = 0; part < count; ++part) {
+      LeftItem left;
+      if (part == kept) {
+        left.load_shared(item_of(own, item), 128);
+      } else {
+        float4* from = other(part, item);
+        await_copies<kSlots - 1>();
+        left.load_shared(slots.slot(slot), kConsumers);
+        turn(slot);
+        while (!left.are_there()) left.load(from);
+        LeftItem::mark_empty(from);
+        ask();
+      }
+      left.add_to(sums);
     }
-    part += kAtOnce;
-    if (part < count) {
-      load();
-      continue;
-    }
-    const int finished_rows = row_block() * 64, finished_unit = unit();
-    const Before of_finished = before;
-    part = 0;
-    item += 2;
-    if (item < end) load_first();  // on its way while what is finished is stored
-    store_scaled(linear, sums, tile, finished_unit, finished_rows, rows, of_finished);
-    if (item >= end) return;
+    store_scaled(linear, to, sums, tile, item % kItemsOfRows * kUnitsTogether, item / kItemsOfRows * 64, rows, before.of[0]);
+#pragma unroll
+    for (int i = 0; i + 1 < kBefore; ++i) before.of[i] = before.of[i + 1];
+    if (item + 2 * kBefore < end) load_before_item(linear, to, item + 2 * kBefore, rows, before.of[kBefore - 1]);
   }
 }
 
@@ -449,9 +492,9 @@ __device__ __forceinline__ bool adds_alone(const LinearLayer& linear, int tile) 
 /// Adds that part, which stands in place `place` and was left before most of this block's tiles came, to the sums of up to 64 rows where they are.
 __device__ __forceinline__ void add_left(float* parts, int place, WideSums<64>& acc) {
   using Share = WideShare<64>;
-  const int first = Share::first_unit(warpgroup()), thread = thread_here() & 127;
+  float4* from = item_of(part_of<64>(parts, place), Share::first_unit(warpgroup()) / kUnitsTogether);
   float4 left[Share::kUnits * 2];
-  const auto at = [&](int i) { return wide_part<64>(parts, place, 0, first + i / 2, i % 2, thread); };
+  const auto at = [&](int i) { return from + i * 128; };
   bool there;
   do {
     there = true;
@@ -474,12 +517,11 @@ __device__ __forceinline__ void multiply_rows(const DecodeArgs& args, const Layo
   const Layout<kColumns, kFp8, false> at = layout.settled();
   const LinearLayer& linear = args.linear;
   DecodeWalk walk(linear);
-  RowsAhead<kConsumers> ahead;
-  if constexpr (kHasHelpers<kColumns>) ahead = ahead_of_rows<kFp8>(args, linear);
+  const auto ahead = ahead_for<kColumns, kFp8>(args, linear);
   wait_for_predecessors();
   quantise_and_arrive(args, linear, at, ahead);
   RingPlace ring;
-  auto* own = reinterpret_cast<float*>(at.generic);
+  auto* own = reinterpret_cast<float4*>(at.generic);
   SharedTileRow shared;  // that this block adds up
   int last_tile = -1;
   while (walk.left > 0) {
@@ -502,25 +544,31 @@ __device__ __forceinline__ void multiply_rows(const DecodeArgs& args, const Layo
         shared = SharedTileRow(linear, walk.tile, args.rows);
         consumer_barrier();
       }
-      leave_wide<kColumns>(args.parts, adds ? own : nullptr, acc, 2 * static_cast<int>(blockIdx.x) + (begin > 0 ? 0 : 1), shared, args.rows);
+      leave_wide<kColumns>(part_of<kColumns>(args.parts, 2 * static_cast<int>(blockIdx.x) + (begin > 0 ? 0 : 1)), acc, args.rows, shared, own);
     }
     walk.left -= count;
     walk.next_tile();
   }
-  const auto join = [&] {
-    if (last_tile < 0) return;
+  if (last_tile >= 0) {
+    const Destination to(linear, last_tile);
+    FirstBefore before;
+#pragma unroll
+    for (int i = 0; i < kBefore; ++i)
+      if (const int item = shared.begin + warpgroup() + 2 * i; item < shared.end) load_before_item(linear, to, item, args.rows, before.of[i]);
     consumer_barrier();
-    join_wide<kColumns>(linear, args.parts, own, last_tile, shared, args.rows);
-  };
+    join_wide<kColumns>(linear, args.parts, own, last_tile, shared, args.rows, to, before);
+  }
   if constexpr (kHasHelpers<kColumns>) {
-    join();
     if (linear.side.weight != nullptr) named_barrier<6, kConsumers + kSideHelpers>();
   } else {
-    side_rows_of_consumers<kColumns, kFp8>(args, linear, join);
+    const SideShare share(linear.side, kFp8 ? linear.k_blocks : linear.k_blocks / 2);
+    if (share.is_mine()) side_rows_alone(args, linear, share, SideStages<kColumns, kFp8>{at});
+    else side_rows_of_consumers<kColumns, kFp8>(args, linear);
   }
+  if constexpr (!kHasHelpers<kColumns>)
+    if (copier_finishes(linear)) return;
   consumer_barrier();
-  if (threadIdx.x == 0 && atomicAdd(args.arrivals + kFinishedAt, 1) == static_cast<int>(gridDim.x) - 1)  // the last block leaves the counters as it found them
-    for (int i = 0; i < kNumArrivals; ++i) args.arrivals[i] = 0;
+  if (threadIdx.x == 0) finish_with(args.arrivals);
 }
 
 template <int kColumns, bool kFp8>

@@ -97,6 +97,7 @@ void Linears::launch_decode(Stream& stream, LinearLayer linear, bool e4m3, int64
   if (linear.side.weight != nullptr) linear.side.parts = reinterpret_cast<float*>(side_parts_->address());
   CHECK(int64_t{linear.tiles} * linear.k_blocks * num_sms_ <= INT32_MAX);  // places in the list are counted in 32 bits
   linear.blocks = decode_blocks(linear.tiles, linear.k_blocks, num_sms_);
+  if (rows > kMaxPacedColumns && (e4m3 || rows <= 128)) linear.side.blocks = side_blocks(linear, e4m3 ? linear.k_blocks : linear.k_blocks / 2, num_sms_);
   const DecodePlaces places(workspace.data<std::byte>(), rows, int64_t{linear.k_blocks} * (e4m3 ? 128 : 64));
   DecodeArgs args;
   args.rows = static_cast<int32_t>(rows);
@@ -115,6 +116,7 @@ void Linears::launch_decode(Stream& stream, LinearLayer linear, bool e4m3, int64
   args.norm_floats = resident ? norm : 0;
   const int columns = kColumns[index], fixed = fixed_bytes(args.resident_blocks, args.rows, args.norm_floats, sums), per_stage = stage_bytes(columns, e4m3, resident);
   args.stages = std::min((max_shared_bytes_ - fixed) / per_stage, kMaxStages);
+  CHECK(columns <= 32 || args.stages * (kTileBytes + columns * kTileRowBytes) >= 12 * kTileBytes);  // room for what join_wide has there: a part and parts on their way
   args.linear = linear;
   // What is launched behind this may begin at once (decision 0037), but finds no room before a block of this has ended, since each has nearly all of a multiprocessor's shared memory. Kernels that read a step's
   // tables and states before they wait rely on that, and on the first launch of a step, which is no programmatic one: it waits for all of the step before.

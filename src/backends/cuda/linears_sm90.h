@@ -24,6 +24,17 @@ constexpr int decode_blocks(int tiles, int k_blocks, int most) {
   return even > 0 && each(even) <= each(most) + kMore ? static_cast<int>(even) : most;
 }
 
+/// How many of a launch's `most` blocks, those without tiles, multiply all side rows of more than 64 decode rows; 0: every block some, when its tiles are done. Where the others are not kept waiting:
+/// a block of 128 of K takes as long as kTiles tiles (measured with the 96 side rows of 27B and 256 rows). `k_blocks`: of 128.
+constexpr int side_blocks(const LinearLayer& linear, int k_blocks, int most) {
+  constexpr int kTiles = 7;
+  const SideRows& side = linear.side;
+  const int idle = most - linear.blocks, groups = side_groups(side.num_b) + side_groups(side.num_a);
+  if (side.weight == nullptr || idle <= 0 || side.num_b == 0 || side.num_a == 0 || groups > kSideGroups) return 0;
+  const int slices = (side_slices(k_blocks) + idle - 1) / idle;
+  return slices * kSideSlice * kTiles <= linear.tiles * linear.k_blocks / linear.blocks ? idle : 0;
+}
+
 /// The first rows of a step are prompt rows, the others decode rows and padding.
 struct RowSplit {
   int64_t prompt = 0, decode = 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "backends/cuda/async.cuh"
 #include "backends/cuda/linear_sm90.h"
 #include "backends/cuda/quantise.cuh"
 
@@ -184,13 +185,14 @@ __device__ __forceinline__ int64_t source_row(const QuantiseArgs& args, int row)
 }
 /// A group of 128 on its way out: lane l's eight columns of block `block` of row `row`, in every form that is asked for.
 __device__ __forceinline__ void store_group(const QuantiseArgs& args, int row, int block, int l, const uint4& group, const uint2& bytes, float scale) {
-  const int64_t to = args.first_block + block;
+  const int to = args.first_block + block;
+  const auto place = [&](int of) { return static_cast<uint32_t>(of * args.x_rows + row); };  // rows of 128 bytes: products of 64 bits are many instructions
   if (args.x8 != nullptr) {
-    *reinterpret_cast<uint2*>(static_cast<char*>(args.x8) + (to * args.x_rows + row) * kTileRowBytes + ((l * 8) ^ ((row & 7) << 4))) = bytes;
-    if (l == 0) args.x_scale[to * args.x_rows + row] = scale;
+    *reinterpret_cast<uint2*>(static_cast<char*>(args.x8) + int64_t{place(to)} * kTileRowBytes + ((l * 8) ^ ((row & 7) << 4))) = bytes;
+    if (l == 0) args.x_scale[place(to)] = scale;
   }
   if (args.x16 != nullptr)
-    *reinterpret_cast<uint4*>(static_cast<char*>(args.x16) + ((2 * to + (l >> 3)) * args.x_rows + row) * kTileRowBytes + (((l & 7) * 16) ^ ((row & 7) << 4))) = group;
+    *reinterpret_cast<uint4*>(static_cast<char*>(args.x16) + int64_t{place(2 * to + (l >> 3))} * kTileRowBytes + (((l & 7) * 16) ^ ((row & 7) << 4))) = group;
   if (args.out != nullptr) reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.out) + (int64_t{row} * args.k_blocks + block) * 128)[l] = group;
 }
 /// Lane l's eight columns of the blocks first, first + step, ... below `end`.
@@ -225,17 +227,13 @@ __device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, int 
     const auto* factors = reinterpret_cast<const float4*>(args.norm + min(half + n * kHalves, blocks - 1) * 128 + l * 8);
     return Factors{__ldg(factors), __ldg(factors + 1)};
   };
-  constexpr int kEarly = kThreads == 128 ? kFirst : 0;  // factors that are asked for before all have come so far, where there are registers
-  Factors early[kEarly > 0 ? kEarly : 1];
-#pragma unroll
-  for (int n = 0; n < kEarly; ++n) early[n] = factors_of(n);
   barrier();
   const float inverse = inverse_rms(sums, blocks, args.eps);
   const auto finish = [&]<int kFrom, int kTo>() {
     uint4 y[kTo - kFrom];
 #pragma unroll
     for (int n = kFrom; n < kTo; ++n) {
-      auto [low, high] = n < kEarly ? early[n < kEarly ? n : 0] : factors_of(n);
+      auto [low, high] = factors_of(n);
       if (args.norm_offset != 0) {
         low = {low.x + args.norm_offset, low.y + args.norm_offset, low.z + args.norm_offset, low.w + args.norm_offset};
         high = {high.x + args.norm_offset, high.y + args.norm_offset, high.z + args.norm_offset, high.w + args.norm_offset};
@@ -353,6 +351,49 @@ __device__ __forceinline__ void quantise_groups_ahead(const QuantiseArgs& args, 
   }
 }
 
+/// The factors that a thread of kThreads needs for any row. They are asked for where this stands, before it is known that the rows are there.
+template <int kThreads>
+struct RowFactors {
+  static constexpr int kHalves = kThreads / 16, kCount = kMaxNormWidth / 128 / kHalves;
+  float4 low[kCount], high[kCount];
+
+  RowFactors() = default;
+  __device__ RowFactors(const float* norm, int blocks, int thread) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n)
+      if (const int block = (thread >> 4) + n * kHalves; block < blocks) {
+        const auto* from = reinterpret_cast<const float4*>(norm + block * 128 + (thread & 15) * 8);
+        low[n] = load_here(from), high[n] = load_here(from + 1);
+      }
+  }
+};
+/// As norm_row, with factors that are there.
+template <int kThreads>
+__device__ __forceinline__ void norm_row(const QuantiseArgs& args, int row, int thread, float* sums, const RowFactors<kThreads>& factors, const auto& barrier) {
+  constexpr int kHalves = kThreads / 16, kCount = RowFactors<kThreads>::kCount, kFirst = kCount > 4 ? 5 : kCount;  // as there
+  const int half = thread >> 4, l = thread & 15, blocks = args.k_blocks;
+  const auto* from = static_cast<const __nv_bfloat16*>(args.in) + source_row(args, row) * args.in_stride + half * 128 + l * 8;
+  uint4 x[kCount];
+  float square[kCount];
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) x[n] = half + n * kHalves < blocks ? load_row_piece(from, n * kHalves * 128) : uint4{};
+  square_sums(x, square);
+#pragma unroll
+  for (int n = 0; n < kCount; ++n)
+    if (l == 0 && half + n * kHalves < blocks) sums[half + n * kHalves] = square[n];
+  barrier();
+  const float inverse = inverse_rms(sums, blocks, args.eps);
+  const auto finish = [&]<int kFrom, int kTo>() {
+    uint4 y[kTo - kFrom];
+#pragma unroll
+    for (int n = kFrom; n < kTo; ++n) y[n - kFrom] = half + n * kHalves < blocks ? normed(x[n], inverse, factors.low[n], factors.high[n]) : uint4{};
+    store_groups(args, row, half + kFrom * kHalves, kHalves, blocks, l, y);
+  };
+  finish.template operator()<0, kFirst>();
+  if constexpr (kFirst < kCount)
+    if (kFirst * kHalves < blocks) finish.template operator()<kFirst, kCount>();
+}
+
 /// The groups first, first + step, ... of rows without norm, counted row by row. The two halves of a warp have neighbours.
 __device__ __forceinline__ void quantise_groups_of_rows(const QuantiseArgs& args, int rows, int first, int step) {
   constexpr int kCount = 4;
@@ -375,36 +416,53 @@ __device__ __forceinline__ void quantise_groups_of_rows(const QuantiseArgs& args
   }
 }
 
-/// The same where a half-warp has many: the next are asked for before those at hand are quantised.
-__device__ __forceinline__ void quantise_many_groups_of_rows(const QuantiseArgs& args, int rows, int first, int step) {
-  constexpr int kCount = 4;
-  struct Groups {
-    uint4 x[kCount];
-    int row[kCount], block[kCount];
-  };
-  const int l = threadIdx.x & 15, blocks = args.k_blocks, step_rows = step / blocks, step_blocks = step - step_rows * blocks;
-  int row = first / blocks, block = first - row * blocks;
-  const auto load = [&](Groups& groups) {
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      groups.row[n] = row, groups.block[n] = block;
-      groups.x[n] = row < rows ? load_row_piece(args.in, row * args.in_stride + block * 128 + l * 8) : uint4{};
-      row += step_rows, block += step_blocks;
-      if (block >= blocks) block -= blocks, ++row;
+/// The share that block `block` of `grid` has of such groups, counted along the rows of one block of K after the other, where a half-warp of kThreads threads has many. They come to shared memory, all on their way
+/// at once: `slot(i)` are 16 bytes of this thread, of `slots`. Of kThreads / 16 rows or more.
+template <int kThreads>
+__device__ __forceinline__ void quantise_many_groups_of_rows(const QuantiseArgs& args, int rows, int block, int grid, int slots, const auto& slot) {
+  constexpr int kHalves = kThreads / 16, kCount = 6;
+  struct Place {
+    int index, k, row;
+    __device__ void advance(int num_rows) {
+      index += kHalves, row += kHalves;
+      if (row >= num_rows) row -= num_rows, ++k;
     }
   };
-  Groups groups;
-  load(groups);
-  while (__any_sync(0xffffffffu, groups.row[0] < rows)) {
-    Groups next;
-    load(next);
-    uint2 bytes[kCount];
-    float scales[kCount];
-    quantise_groups(groups.x, bytes, scales);
+  const int half = static_cast<int>(threadIdx.x) >> 4, l = threadIdx.x & 15, total = rows * args.k_blocks;
+  const int begin = total * block / grid, end = total * (block + 1) / grid, first = begin + half;
+  Place at{first, first / rows, first % rows};
+  const char* in = static_cast<const char*>(args.in) + l * 16;
+  const int row_bytes = static_cast<int>(args.in_stride) * 2;
+  for (int left = (end - begin - (half & ~1) + kHalves - 1) / kHalves; left > 0;) {  // of a warp
+    const int batches = min((left + kCount - 1) / kCount, slots / kCount);
+    Place ask = at;
+#pragma unroll 1
+    for (int b = 0; b < batches; ++b) {
 #pragma unroll
-    for (int n = 0; n < kCount; ++n)
-      if (groups.row[n] < rows) store_group(args, groups.row[n], groups.block[n], l, groups.x[n], bytes[n], scales[n]);
-    groups = next;
+      for (int n = 0; n < kCount; ++n) {
+        if (ask.index < end) copy_async(slot(b * kCount + n), in + int64_t{ask.row} * row_bytes + ask.k * 256);
+        ask.advance(rows);
+      }
+      commit_copies();
+    }
+#pragma unroll 1
+    for (int b = 0; b < batches; ++b) {
+      if (batches - b > 2) await_copies<2>();
+      else if (batches - b == 2) await_copies<1>();
+      else await_copies<0>();
+      uint4 x[kCount];
+      uint2 bytes[kCount];
+      float scales[kCount];
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) x[n] = *slot(b * kCount + n);  // of groups that there are not whatever was there
+      quantise_groups(x, bytes, scales);
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        if (at.index < end) store_group(args, at.row, at.k, l, x[n], bytes[n], scales[n]);
+        at.advance(rows);
+      }
+    }
+    left -= batches * kCount;
   }
 }
 

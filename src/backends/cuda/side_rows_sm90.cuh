@@ -30,6 +30,12 @@ struct SideWeights {
   uint4 pieces[4];
 
   SideWeights() = default;
+  /// `half_bytes`: between the eight rows' halves of the block.
+  __device__ SideWeights(const char* rows, int half_bytes) {
+    const int lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, q = lane & 3;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pieces[i] = *reinterpret_cast<const uint4*>(rows + i / 2 * half_bytes + swizzled(g, (i % 2 * 4 + q) * 16));
+  }
   __device__ SideWeights(const SideRows& side, const SideUnit& unit, int block, int blocks) {
     const int lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, q = lane & 3;
     const char* weight = static_cast<const char*>(side.weight) + int64_t{(unit.is_b ? 0 : 2 * blocks) + 2 * block} * kTileBytes + unit.group * (8 * kTileRowBytes);
@@ -159,6 +165,128 @@ __device__ __forceinline__ void join_side(const SideRows& side, int rows, int bl
       }
       const int feature = unit.group / 2 * 16 + packed * 2 + unit.group % 2, num = unit.is_b ? side.num_b : side.num_a;
       if (feature < num) static_cast<__nv_bfloat16*>(unit.is_b ? side.b : side.a)[int64_t{row} * num + feature] = __float2bfloat16_rn(sum);
+    }
+  }
+}
+
+// ---- all of them by blocks that have no tiles ----
+
+/// A block's share: slices which, which + side.blocks, ... . What is multiplied of 128 of K comes to shared memory together: both halves of the rows, then of each half b's weights and a's.
+struct SideShare {
+  int which, groups_b, groups, slices;
+
+  __device__ explicit SideShare(const SideRows& side, int blocks)
+      : which(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + side.blocks), groups_b(side_groups(side.num_b)), groups(groups_b + side_groups(side.num_a)), slices(side_slices(blocks)) {}
+  __device__ bool is_mine() const { return which >= 0; }
+  __device__ int half_bytes() const { return groups * 8 * kTileRowBytes; }
+};
+
+/// What multiply_side multiplies, kGroups times 16 rows a warp of `warps`. `await()` gives what belongs to the next block of 128, as it comes; `free()` says that the warp has read it.
+template <int kGroups>
+__device__ __forceinline__ void multiply_side_share(const SideRows& side, const SideShare& share, int rows, int x_rows, int blocks, int warp, int warps, const auto& await, const auto& free) {
+  const int lane = static_cast<int>(threadIdx.x) & 31, g = lane >> 2, q = lane & 3;
+#pragma unroll 1
+  for (int slice = share.which; slice < share.slices; slice += side.blocks) {
+    float sum[kGroups][kSideGroups][4] = {};
+    const int end = min((slice + 1) * kSideSlice, blocks);
+#pragma unroll 1
+    for (int block = slice * kSideSlice; block < end; ++block) {
+      const char* from = await();
+      uint32_t x[kGroups][8][4];  // the operands of SideWeights::multiply; what they are of rows that there are not is not used
+#pragma unroll
+      for (int m = 0; m < kGroups; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const char* piece = from + i / 2 * x_rows * kTileRowBytes + swizzled((m * warps + warp) * 16 + g, (i % 2 * 4 + q) * 16);
+          const uint4 low = *reinterpret_cast<const uint4*>(piece), high = *reinterpret_cast<const uint4*>(piece + 8 * kTileRowBytes);
+          x[m][2 * i][0] = low.x, x[m][2 * i][1] = high.x, x[m][2 * i][2] = low.y, x[m][2 * i][3] = high.y;
+          x[m][2 * i + 1][0] = low.z, x[m][2 * i + 1][1] = high.z, x[m][2 * i + 1][2] = low.w, x[m][2 * i + 1][3] = high.w;
+        }
+      const char* weights = from + 2 * x_rows * kTileRowBytes;
+#pragma unroll
+      for (int n = 0; n < kSideGroups; n += 2) {  // side_groups are even
+        if (n >= share.groups) break;
+        const SideWeights w[2] = {{weights + n * 8 * kTileRowBytes, share.half_bytes()}, {weights + (n + 1) * 8 * kTileRowBytes, share.half_bytes()}};
+        float product[2][kGroups][4] = {};
+#pragma unroll
+        for (int k = 0; k < 8; ++k)  // several at a time: each has to wait for itself
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+#pragma unroll
+            for (int m = 0; m < kGroups; ++m) {
+              const uint4& piece = w[j].pieces[k / 2];
+              multiply_add(product[j][m], x[m][k], k % 2 == 0 ? piece.x : piece.z, k % 2 == 0 ? piece.y : piece.w);
+            }
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+#pragma unroll
+          for (int m = 0; m < kGroups; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[m][n + j][i] = __fadd_rn(sum[m][n + j][i], product[j][m][i]);
+      }
+      free();
+    }
+#pragma unroll
+    for (int n = 0; n < kSideGroups; ++n) {
+      if (n >= share.groups) break;
+#pragma unroll
+      for (int m = 0; m < kGroups; ++m) leave_side(side.parts, n * share.slices + slice, (m * warps + warp) * 16, rows, sum[m][n]);
+    }
+  }
+}
+
+/// As join_side, of all side rows by the blocks that multiplied them.
+__device__ __forceinline__ void join_side_share(const SideRows& side, const SideShare& share, int rows, int thread, int threads) {
+  constexpr int kTogether = 8, kItems = 3, kStride = kMaxDecodeRows * 2;  // slices; four packed rows of a row; between slices
+  const int of_group = rows * 2, items = share.groups * of_group, step = side.blocks * threads;
+#pragma unroll 1
+  for (int first = share.which * threads + thread; first < items; first += kItems * step) {
+    int group[kItems], place[kItems];  // of four packed rows among a group's
+    float4* at[kItems];
+    float4 sums[kItems];
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      const int item = min(first + n * step, items - 1);
+      group[n] = item / of_group, place[n] = item - group[n] * of_group;
+      at[n] = reinterpret_cast<float4*>(side_part(side.parts, group[n] * share.slices, 0)) + place[n];
+      sums[n] = float4{};
+    }
+#pragma unroll 1
+    for (int slice = 0; slice < share.slices; slice += kTogether) {
+      float4 parts[kItems][kTogether];
+      bool there;
+      do {
+        there = true;
+#pragma unroll
+        for (int n = 0; n < kItems; ++n)
+#pragma unroll
+          for (int k = 0; k < kTogether; ++k)
+            if (slice + k < share.slices) parts[n][k] = load_relaxed(at[n] + (slice + k) * kStride);
+#pragma unroll
+        for (int n = 0; n < kItems; ++n)
+#pragma unroll
+          for (int k = 0; k < kTogether; ++k)
+            if (first + n * step < items && slice + k < share.slices) there = there && is_there(parts[n][k]);
+      } while (!there);
+#pragma unroll
+      for (int n = 0; n < kItems; ++n)
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k)
+          if (slice + k < share.slices) sums[n] = {__fadd_rn(sums[n].x, parts[n][k].x), __fadd_rn(sums[n].y, parts[n][k].y), __fadd_rn(sums[n].z, parts[n][k].z), __fadd_rn(sums[n].w, parts[n][k].w)};
+    }
+#pragma unroll
+    for (int n = 0; n < kItems; ++n) {
+      if (first + n * step >= items) break;
+      const float nothing = __uint_as_float(kNothing);
+#pragma unroll 1
+      for (int slice = 0; slice < share.slices; ++slice) __stcg(at[n] + slice * kStride, make_float4(nothing, nothing, nothing, nothing));
+      const bool is_b = group[n] < share.groups_b;
+      const int of = is_b ? group[n] : group[n] - share.groups_b, num = is_b ? side.num_b : side.num_a, feature = of / 2 * 16 + place[n] % 2 * 8 + of % 2;
+      auto* out = static_cast<__nv_bfloat16*>(is_b ? side.b : side.a) + int64_t{place[n] / 2} * num + feature;
+      const float values[4] = {sums[n].x, sums[n].y, sums[n].z, sums[n].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (feature + 2 * i < num) out[2 * i] = __float2bfloat16_rn(values[i]);
     }
   }
 }
