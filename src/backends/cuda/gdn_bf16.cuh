@@ -20,18 +20,10 @@ struct alignas(16) Factors {
 
 /// Where piece `i` of position j stands: lanes that read at the same time find different banks.
 __device__ constexpr int update_piece(int j, int i) { return i ^ (j / 4 % 2); }
-/// Where piece `i` of a warp's column stands: eight columns' two pieces of matrix instructions lie in different banks.
-__device__ inline int state_piece(int column, int i) { return i ^ 2 * (column % 4); }
 /// Where the weight of position j stands among 64 of a term: lane t of four has positions 2 t and the next of each eight, one after the
 /// other.
 __device__ inline int weight_at(int j) { return (j % 8 / 2 * 8 + j / 8) * 2 + j % 2; }
 
-template <class Memory>
-__device__ void begin_state(Memory& s, const GdnArgs& g, int slot, int head, int warp, int lane) {
-  const float* stored = g.state + ((slot * g.num_v_heads + head) * kDim + warp * kColumns) * kDim + 4 * lane;
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) copy_async(&s.state[warp][c][4 * state_piece(c, lane)], stored + c * kDim);
-}
 /// By all threads: the keys of the chunk at `start` at their places in `tile`; those from position `own` on are the rows' own.
 template <class Memory>
 __device__ void stage_keys(Memory& s, void* tile, const GdnArgs& g, const Job& job, int start, int own) {
@@ -47,6 +39,28 @@ __device__ void stage_keys(Memory& s, void* tile, const GdnArgs& g, const Job& j
   }
 }
 
+/// Products of the warp's eight keys with k and q in two of each row, summed: to `dots`, by position. `earlier`: of the key lane / 4 the 32
+/// places that lane % 4 has.
+template <int kRows, class Memory>
+__device__ __forceinline__ void put_dots(Memory& s, const uint4 (&earlier)[4], int warp, int lane) {
+  float sums[2][4] = {};
+  const int r = kRows == 1 ? 0 : lane / 16, part = min(lane / 4 % 4, kParts - 1);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint4 x = *reinterpret_cast<const uint4*>(&s.parts[r][part][8 * (lane % 4) + 32 * i]);
+    uint4 further{0, 0, 0, 0};
+    if constexpr (kRows > 2) further = *reinterpret_cast<const uint4*>(&s.parts[r + 2][part][8 * (lane % 4) + 32 * i]);
+    const uint32_t front[4] = {x.x, further.x, x.y, further.y}, back[4] = {x.z, further.z, x.w, further.w};
+    multiply_add(sums[0], front, earlier[i].x, earlier[i].y);
+    multiply_add(sums[1], back, earlier[i].z, earlier[i].w);
+  }
+  if (lane / 4 % 4 < kParts && (kRows > 1 || lane < 16)) {
+    const int j = warp * 8 + 2 * (lane % 4);
+    *reinterpret_cast<float2*>(&s.dots[r][part][j]) = {sums[0][0] + sums[1][0], sums[0][1] + sums[1][1]};
+    if constexpr (kRows > 2) *reinterpret_cast<float2*>(&s.dots[r + 2][part][j]) = {sums[0][2] + sums[1][2], sums[0][3] + sums[1][3]};
+  }
+}
+
 /// S <- e^G64 S + sum_j e^(G64 - Gj) uj kj^T for the warp's columns: where `stored` is given there, and in shared memory if it is read
 /// again; if not, the columns at `refill`, where given, are asked for in its place as soon as it is read. `factors`: e^(G64 - Gj) of the
 /// positions lane and lane + 32. The chunk's updates are staged; so are its keys if they have a place of their own. If not, all warps of
@@ -54,8 +68,8 @@ __device__ void stage_keys(Memory& s, void* tile, const GdnArgs& g, const Job& j
 template <bool kKeysApart, class Memory>
 __device__ void fold(Memory& s, const GdnArgs& g, const Job& job, int start, float decay, const float (&factors)[2], int own, float* stored,
                      const float* refill, bool is_read, int warp, int lane) {
-  constexpr int kTiles = kDim / 16, kSteps = kChunk / 16;  // of a matrix instruction: pairs of 8 places in a column; along positions
-  uint32_t high[kSteps][4], low[kSteps][4];                // of 16 columns, 16 positions: two positions of a column
+  constexpr int kSteps = kChunk / 16;        // of a matrix instruction along positions
+  uint32_t high[kSteps][4], low[kSteps][4];  // of 16 columns, 16 positions: two positions of a column
   const uint32_t mine = shared_address(&s.updates[warp][lane / 16 * 8 + lane % 8][update_piece(lane % 8, lane / 8 % 2) * 8]);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -82,38 +96,11 @@ __device__ void fold(Memory& s, const GdnArgs& g, const Job& job, int start, flo
     keys = s.updates;
   }
   const uint32_t tile = shared_address(keys);
-  constexpr int kAtOnce = 2;  // pairs of tiles: four chains of products hide each other's latency
-#pragma unroll 1
-  for (int first_pair = 0; first_pair < kTiles; first_pair += kAtOnce) {
-    // Of two tiles of 8 places in a column: those of columns lane / 4 and 8 further, places 2 (lane % 4) and the next.
-    float sum[kAtOnce][2][4];
-    const auto at = [&](int pair, int n, int half) {
-      const int column = lane / 4 + 8 * half;
-      return reinterpret_cast<float2*>(
-          &s.state[warp][column][4 * state_piece(column, 4 * (first_pair + pair) + 2 * n + lane % 4 / 2) + lane % 2 * 2]);
-    };
-#pragma unroll
-    for (int pair = 0; pair < kAtOnce; ++pair)
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float2 x = *at(pair, n, half);
-          sum[pair][n][2 * half] = decay * x.x;
-          sum[pair][n][2 * half + 1] = decay * x.y;
-        }
-    if (refill != nullptr) {
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < 2 * kAtOnce; ++i) {
-        const int column = lane / 4 + i % 2 * 8, piece = 4 * (first_pair + i / 2) + lane % 4;
-        copy_async(&s.state[warp][column][4 * state_piece(column, piece)], refill + column * kDim + 4 * piece);
-      }
-    }
+  fold_state(s.state, decay, stored, refill, is_read, warp, lane, [&](int first_pair, float(&sum)[kPairsAtOnce][2][4]) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-      for (int pair = 0; pair < kAtOnce; ++pair) {
+      for (int pair = 0; pair < kPairsAtOnce; ++pair) {
         uint32_t k[4];
         load_matrices_transposed(k,
                                  tile + swizzled<kDim / 8>(16 * step + lane / 8 % 2 * 8 + lane % 8, 2 * (first_pair + pair) + lane / 16));
@@ -123,18 +110,7 @@ __device__ void fold(Memory& s, const GdnArgs& g, const Job& job, int start, flo
           multiply_add(sum[pair][n], low[step], k[2 * n], k[2 * n + 1]);
         }
       }
-#pragma unroll
-    for (int pair = 0; pair < kAtOnce; ++pair)
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float2 x{sum[pair][n][2 * half], sum[pair][n][2 * half + 1]};
-          if (is_read) *at(pair, n, half) = x;
-          if (stored != nullptr)
-            *reinterpret_cast<float2*>(stored + (lane / 4 + 8 * half) * kDim + 16 * (first_pair + pair) + 8 * n + 2 * (lane % 4)) = x;
-        }
-  }
+  });
   if constexpr (!kKeysApart)
     __syncthreads();  // before updates are copied there again
   else

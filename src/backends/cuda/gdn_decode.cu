@@ -40,8 +40,6 @@ static_assert(sizeof(Inputs<1>) % 16 == 0 && sizeof(Inputs<4>) % 16 == 0);
 constexpr int kUpdatePieces = kColumns * sizeof(float) / 16;  // of a position
 /// Where piece `i` of position j stands: lanes that read at the same time find different banks.
 __device__ constexpr int update_piece(int j, int i) { return i ^ (j / 2 % 4); }
-/// Where piece `i` of a warp's column stands: eight columns' two pieces of matrix instructions lie in different banks.
-__device__ int state_piece(int column, int i) { return i ^ 2 * (column % 4); }
 template <int kRows, bool kStaged>
 __device__ float* update_at(Shared<kRows, kStaged>& s, int warp, int j, int column) {
   constexpr int kOfPiece = kColumns / kUpdatePieces;
@@ -74,12 +72,6 @@ template <int kRows, bool kStaged>
 __device__ void begin_updates(Shared<kRows, kStaged>& s, const GdnArgs& g, const Job& job, const Batch& batch, int head, int warp,
                               int lane) {
   begin_updates(s, g, job, batch.start, batch.first, head, warp, lane);
-}
-template <int kRows, bool kStaged>
-__device__ void begin_state(Shared<kRows, kStaged>& s, const GdnArgs& g, const Job& job, int head, int warp, int lane) {
-  const float* stored = state_of(g, job, head, warp) + 4 * lane;
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) copy_async(&s.state[warp][c][4 * state_piece(c, lane)], stored + c * kDim);
 }
 /// Where the warp's inputs of a batch stand.
 template <int kRows>
@@ -130,7 +122,7 @@ __device__ void begin_inputs(Inputs<kRows>& in, const GdnArgs& g, const Job& job
 template <int kRows>
 __device__ void fold(Shared<kRows, true>& s, const GdnArgs& g, const Job& job, int head, int start, const float (&sums)[2], int own,
                      float* stored, const float* refill, bool is_read, int warp, int lane) {
-  constexpr int kTiles = kDim / 16, kSteps = kChunk / 16;  // of a matrix instruction: pairs of 8 places in a column; along positions
+  constexpr int kSteps = kChunk / 16;  // of a matrix instruction along positions
   constexpr uint32_t kPartBytes = kChunk * kDim * sizeof(__nv_bfloat16);
   static_assert(sizeof(s.updates) == 2 * kPartBytes);
   asm volatile("" : "+r"(start), "+r"(warp), "+r"(lane));  // what is made of them here takes no registers elsewhere
@@ -172,40 +164,13 @@ __device__ void fold(Shared<kRows, true>& s, const GdnArgs& g, const Job& job, i
     *reinterpret_cast<uint2*>(to + kPartBytes) = {front.low, back.low};
   }
   __syncthreads();
-  constexpr int kAtOnce = 2;  // pairs of tiles: four chains of products hide each other's latency
-#pragma unroll 1
-  for (int first_pair = 0; first_pair < kTiles; first_pair += kAtOnce) {
-    // Of two tiles of 8 places in a column: those of columns lane / 4 and 8 further, places 2 (lane % 4) and the next.
-    float sum[kAtOnce][2][4];
-    const auto at = [&](int pair, int n, int half) {
-      const int column = lane / 4 + 8 * half;
-      return reinterpret_cast<float2*>(
-          &s.state[warp][column][4 * state_piece(column, 4 * (first_pair + pair) + 2 * n + lane % 4 / 2) + lane % 2 * 2]);
-    };
-#pragma unroll
-    for (int pair = 0; pair < kAtOnce; ++pair)
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float2 x = *at(pair, n, half);
-          sum[pair][n][2 * half] = decay * x.x;
-          sum[pair][n][2 * half + 1] = decay * x.y;
-        }
-    if (refill != nullptr) {
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < 2 * kAtOnce; ++i) {
-        const int column = lane / 4 + i % 2 * 8, piece = 4 * (first_pair + i / 2) + lane % 4;
-        copy_async(&s.state[warp][column][4 * state_piece(column, piece)], refill + column * kDim + 4 * piece);
-      }
-    }
+  fold_state(s.state, decay, stored, refill, is_read, warp, lane, [&](int first_pair, float(&sum)[kPairsAtOnce][2][4]) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const SplitPair &u0 = updates[0][step][0], &u1 = updates[1][step][0], &u2 = updates[0][step][1], &u3 = updates[1][step][1];
       const uint32_t u_high[4] = {u0.high, u1.high, u2.high, u3.high}, u_low[4] = {u0.low, u1.low, u2.low, u3.low};
 #pragma unroll
-      for (int pair = 0; pair < kAtOnce; ++pair) {
+      for (int pair = 0; pair < kPairsAtOnce; ++pair) {
         const uint32_t from = tile + swizzled<kDim / 8>(16 * step + lane / 8 % 2 * 8 + lane % 8, 2 * (first_pair + pair) + lane / 16);
         uint32_t high[4], low[4];
         load_matrices_transposed(high, from);
@@ -218,18 +183,7 @@ __device__ void fold(Shared<kRows, true>& s, const GdnArgs& g, const Job& job, i
         }
       }
     }
-#pragma unroll
-    for (int pair = 0; pair < kAtOnce; ++pair)
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float2 x{sum[pair][n][2 * half], sum[pair][n][2 * half + 1]};
-          if (is_read) *at(pair, n, half) = x;
-          if (stored != nullptr)
-            *reinterpret_cast<float2*>(stored + (lane / 4 + 8 * half) * kDim + 16 * (first_pair + pair) + 8 * n + 2 * (lane % 4)) = x;
-        }
-  }
+  });
   __syncthreads();  // before updates are copied there again
 }
 
@@ -296,7 +250,7 @@ __device__ void decode(const GdnArgs& g) {
   // State, ring and window are of the step before: they are read while the projections before this kernel still run.
   if (s.numbers[0] >= 0) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    begin_state(s, g, s.jobs[0], s.jobs[0].head, warp, lane);
+    begin_state(s, g, s.jobs[0].slot, s.jobs[0].head, warp, lane);
     begin_updates(s, g, s.jobs[0], s.jobs[0].begin, s.jobs[0].head, warp, lane);
     commit_copies();
   }
@@ -527,7 +481,7 @@ __device__ void decode(const GdnArgs& g) {
           }
           if (ends_batch) {
             __syncwarp();
-            if (copies_next && !batch.ends_chunk) begin_state(s, g, next_job, next_head, warp, lane);
+            if (copies_next && !batch.ends_chunk) begin_state(s, g, next_job.slot, next_head, warp, lane);
             commit_copies();
           }
           const float along_state = transposed_sum(along, lane);
@@ -582,7 +536,7 @@ __device__ void decode(const GdnArgs& g) {
           if (lane == 31) sums[1] = total;  // the others of the rows were there before the last one's
           fold(s, g, job, head, batch.start, sums, batch.first, state_of(g, job, head, warp),
                kStaged && copies_next ? state_of(g, next_job, next_head, warp) : nullptr, false, warp, lane);
-          if (!kStaged && copies_next) begin_state(s, g, next_job, next_head, warp, lane);
+          if (!kStaged && copies_next) begin_state(s, g, next_job.slot, next_head, warp, lane);
           commit_copies();
         }
         if (looks && dealt && goes_on) take_job(s, s.jobs[next_place()], s.numbers[next_place()], g, before, false);
@@ -614,7 +568,7 @@ __device__ void decode(const GdnArgs& g) {
         if (index < job.end) {
           __threadfence();
           __syncthreads();
-          begin_state(s, g, job, job.head, warp, lane);
+          begin_state(s, g, job.slot, job.head, warp, lane);
           begin_updates(s, g, job, batch_at<kRows>(g, job, index), job.head, warp, lane);
           commit_copies();
         }

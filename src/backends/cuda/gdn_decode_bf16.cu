@@ -249,23 +249,7 @@ __device__ void decode(const GdnArgs& g) {
             if (const int r = key_at - batch.first; r >= 0 && r < rows)
 #pragma unroll
               for (int i = 0; i < 4; ++i) earlier[i] = *reinterpret_cast<const uint4*>(&s.parts[r][0][8 * (lane % 4) + 32 * i]);
-            float sums[2][4] = {};
-            const int row = kRows == 1 ? 0 : lane / 16, part = min(lane / 4 % 4, kParts - 1);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const uint4 x = *reinterpret_cast<const uint4*>(&s.parts[row][part][8 * (lane % 4) + 32 * i]);
-              uint4 y{0, 0, 0, 0};
-              if constexpr (kRows > 2) y = *reinterpret_cast<const uint4*>(&s.parts[row + 2][part][8 * (lane % 4) + 32 * i]);
-              const uint32_t front[4] = {x.x, y.x, x.y, y.y}, back[4] = {x.z, y.z, x.w, y.w};
-              multiply_add(sums[0], front, earlier[i].x, earlier[i].y);
-              multiply_add(sums[1], back, earlier[i].z, earlier[i].w);
-            }
-            if (lane / 4 % 4 < kParts && (kRows > 1 || lane < 16)) {
-              const int j = warp * 8 + 2 * (lane % 4);
-              *reinterpret_cast<float2*>(&s.dots[row][part][j]) = {sums[0][0] + sums[1][0], sums[0][1] + sums[1][1]};
-              if constexpr (kRows > 2)
-                *reinterpret_cast<float2*>(&s.dots[row + 2][part][j]) = {sums[0][2] + sums[1][2], sums[0][3] + sums[1][3]};
-            }
+            put_dots<kRows>(s, earlier, warp, lane);
             if (kKeysApart && batch.ends_chunk) {
 #pragma unroll
               for (int i = 0; i < 4; ++i)

@@ -1,13 +1,13 @@
 #include "backends/cuda/gdn_bf16.cuh"
 
-// Up to 4 decode or verify rows of few runs, of heads of 128 x 128 whose ring is bfloat16: a run and a value head have a block, alone on its
-// multiprocessor. Memory is no matter here, only how long a block takes from the end of the projections before it to its own end, so
+// Up to 4 decode or verify rows of few runs, of heads of 128 x 128 whose ring is bfloat16: a run and a value head have a block, alone on
+// its multiprocessor. Memory is no matter here, only how long a block takes from the end of the projections before it to its own end, so
 //
 // - whatever earlier steps have left is there before: a warp has its 16 columns of S in registers, and a chunk that is due to be folded (as
 //   after a verify that ended it) was folded. Behind the wait addresses are known, and one round of loads is all there is;
-// - all rows go through each stage together: convolution, a row's k and q a warp; products of keys, a matrix instruction for all rows; their
-//   weights, a row and position a lane; sums over S, which is read once. Only what a row's update needs of those before it is left to be
-//   done row after row, in registers;
+// - all rows go through each stage together: convolution, a row's k and q a warp; products of keys, a matrix instruction for all rows;
+//   their weights, a row and position a lane; sums over S, which is read once. Only what a row's update needs of those before it is left
+//   to be done row after row, in registers;
 // - code is short: instructions are fetched from far by blocks that run once.
 //
 // Rows that end their chunk and begin the next are taken in two turns with the fold between them. Sums are those of gdn_decode_bf16.cu, in
@@ -132,9 +132,9 @@ __device__ void decode(const GdnArgs& g) {
   uint4 earlier[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    earlier[i] = key_at < first ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(g.ring_k) +
-                                                                        (ring_row(g, job, job.start, key_at) * g.num_k_heads + job.k_head) * kDim +
-                                                                        8 * (lane % 4) + 32 * i))
+    earlier[i] = key_at < first ? __ldcg(reinterpret_cast<const uint4*>(
+                                      static_cast<const __nv_bfloat16*>(g.ring_k) +
+                                      (ring_row(g, job, job.start, key_at) * g.num_k_heads + job.k_head) * kDim + 8 * (lane % 4) + 32 * i))
                                 : make_uint4(0, 0, 0, 0);
   float sum_at = 0, total = 0;
   if (mine_at < first) sum_at = __ldcg(g.ring_g + ring_row(g, job, job.start, mine_at) * g.num_v_heads + head);
@@ -148,7 +148,8 @@ __device__ void decode(const GdnArgs& g) {
   const bool is_key = kRows == 1 ? warp % 2 == 0 : warp < 4;
   const int row = kRows == 1 ? 0 : warp % 4;
   const bool converts = kRows == 1 ? warp < 2 : row < rows;
-  const int channel = (is_key ? keys : 0) + job.k_head * kDim + 4 * lane, channel_of_head = (is_key ? 0 : 64) + 2 * lane, v_channel = 2 * keys + head * kDim + channel_of_head;
+  const int channel = (is_key ? keys : 0) + job.k_head * kDim + 4 * lane, channel_of_head = (is_key ? 0 : 64) + 2 * lane,
+            v_channel = 2 * keys + head * kDim + channel_of_head;
   float4 taps[4];
   float2 v_taps[4];
   uint2 raw[4];
@@ -165,7 +166,8 @@ __device__ void decode(const GdnArgs& g) {
     }
   }
   const __nv_bfloat16* given = job.given_columns(g, job.cursor + row - 3, 0);
-  const int gate = (job.first_row + min(my_row, rows - 1)) * g.num_v_heads + head, at_z = (job.first_row * g.num_v_heads + head) * kDim + column;
+  const int gate = (job.first_row + min(my_row, rows - 1)) * g.num_v_heads + head,
+            at_z = (job.first_row * g.num_v_heads + head) * kDim + column;
   const auto bits = [](const void* values, int at) { return __ldcg(static_cast<const unsigned short*>(values) + at); };
   const auto of_bits = [](uint32_t x) { return __uint_as_float(x << 16); };
   release_successor();
@@ -221,22 +223,7 @@ __device__ void decode(const GdnArgs& g) {
       if (ends && from == 0)
 #pragma unroll
         for (int i = 0; i < 4; ++i) *staged_key(s, key_at, lane % 4 + 4 * i) = earlier[i];
-      float sums[2][4] = {};
-      const int r = kRows == 1 ? 0 : lane / 16, part = min(lane / 4 % 4, kParts - 1);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint4 x = *reinterpret_cast<const uint4*>(&s.parts[r][part][8 * (lane % 4) + 32 * i]);
-        uint4 further{0, 0, 0, 0};
-        if constexpr (kRows > 2) further = *reinterpret_cast<const uint4*>(&s.parts[r + 2][part][8 * (lane % 4) + 32 * i]);
-        const uint32_t front[4] = {x.x, further.x, x.y, further.y}, back[4] = {x.z, further.z, x.w, further.w};
-        multiply_add(sums[0], front, earlier[i].x, earlier[i].y);
-        multiply_add(sums[1], back, earlier[i].z, earlier[i].w);
-      }
-      if (lane / 4 % 4 < kParts && (kRows > 1 || lane < 16)) {
-        const int j = warp * 8 + 2 * (lane % 4);
-        *reinterpret_cast<float2*>(&s.dots[r][part][j]) = {sums[0][0] + sums[1][0], sums[0][1] + sums[1][1]};
-        if constexpr (kRows > 2) *reinterpret_cast<float2*>(&s.dots[r + 2][part][j]) = {sums[0][2] + sums[1][2], sums[0][3] + sums[1][3]};
-      }
+      put_dots<kRows>(s, earlier, warp, lane);
     }
     // Weights of updates.
 #pragma unroll
@@ -373,7 +360,8 @@ __device__ void decode(const GdnArgs& g) {
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += s.squares[r][w];
     const float scale = rsqrtf(sum / static_cast<float>(kDim) + g.eps);
-    if (has_q) static_cast<__nv_bfloat16*>(g.out)[((job.first_row + r) * g.num_v_heads + head) * kDim + column] = __float2bfloat16_rn(y[r] * scale);
+    if (has_q)
+      static_cast<__nv_bfloat16*>(g.out)[((job.first_row + r) * g.num_v_heads + head) * kDim + column] = __float2bfloat16_rn(y[r] * scale);
   }
   // What the rows leave behind, besides updates and their G.
   if (converts && is_key && (due ? s.reads_last : job.keeps_keys))
@@ -394,8 +382,8 @@ __device__ void decode(const GdnArgs& g) {
 }  // namespace
 
 // Rows at most.
-#define QUERN_GDN_FEW(name, rows)                                        \
-  static_assert(sizeof(Shared<rows>) <= kGdnDecodeSharedBytesBF16);      \
+#define QUERN_GDN_FEW(name, rows)                                   \
+  static_assert(sizeof(Shared<rows>) <= kGdnDecodeSharedBytesBF16); \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) name(const __grid_constant__ GdnArgs g) { decode<rows>(g); }
 QUERN_GDN_FEW(gdn_few_1_bf16, 1)
 QUERN_GDN_FEW(gdn_few_4_bf16, 4)
