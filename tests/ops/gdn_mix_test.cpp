@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include "ops/bed.h"
 #include "ops/cases.h"
 #include "ops/reference.h"
@@ -341,6 +343,16 @@ TEST(GdnMix, OfTheModelsHeadsMixesManyRunsAsIfAlone) {
   }
 }
 
+/// Whether a slot of a whole layer has the decode rows' outputs and the state of a sequence by itself that takes one row after the other behind its prompt.
+void expect_as_alone(GdnBed& together, DType ring, int64_t slot, int64_t prompt, int64_t rows, const std::string& outputs) {
+  GdnBed alone(kGdnLayer, DType::kBF16, ring, 2, 80, 1);
+  alone.feed(0, prompt, RowKind::kPrompt);
+  std::string expected;
+  for (int64_t i = 0; i < rows; ++i) expected += alone.feed(0, 1, RowKind::kDecode);
+  EXPECT_EQ(outputs, expected);
+  EXPECT_EQ(together.live_state(slot), alone.live_state(0));
+}
+
 TEST(GdnMix, OfAWholeLayerMixesDecodeRowsOfManySlotsAsIfAlone) {
   for (const DType ring : {DType::kF32, DType::kBF16}) {
     if (few_launches() && ring == DType::kF32) continue;  // which the next test has
@@ -364,13 +376,7 @@ TEST(GdnMix, OfAWholeLayerMixesDecodeRowsOfManySlotsAsIfAlone) {
     }
     for (const int64_t slot : few_launches() ? std::vector<int64_t>{kMany - 1} : std::vector<int64_t>{0, 8, kMany - 1}) {
       SCOPED_TRACE(fmt::format("slot {}", slot));
-      GdnBed alone(kGdnLayer, DType::kBF16, ring, 2, 80, 1);
-      alone.feed(0, prompt_of(slot), RowKind::kPrompt);
-      std::string expected;
-      for (const int64_t rows : rounds)
-        for (int64_t i = 0; i < rows; ++i) expected += alone.feed(0, 1, RowKind::kDecode);
-      EXPECT_EQ(outputs[static_cast<size_t>(slot)], expected);
-      EXPECT_EQ(together.live_state(slot), alone.live_state(0));
+      expect_as_alone(together, ring, slot, prompt_of(slot), std::accumulate(rounds.begin(), rounds.end(), int64_t{0}), outputs[static_cast<size_t>(slot)]);
     }
   }
 }
@@ -404,13 +410,7 @@ TEST(GdnMix, OfAWholeLayerMixesRowsWhereverTheyStandAmongOtherRunsAndPadding) {
     }
     for (const int64_t slot : few_launches() ? std::vector<int64_t>{13} : std::vector<int64_t>{0, 1, 13, 14, 19, 20}) {
       SCOPED_TRACE(fmt::format("slot {}", slot));
-      GdnBed alone(kGdnLayer, DType::kBF16, ring, 2, 80, 1);
-      alone.feed(0, prompt_of(slot), RowKind::kPrompt);
-      std::string expected;
-      for (const int32_t rows : rounds)
-        for (int32_t row = 0; row < rows; ++row) expected += alone.feed(0, 1, RowKind::kDecode);
-      EXPECT_EQ(outputs[static_cast<size_t>(slot)], expected);
-      EXPECT_EQ(together.live_state(slot), alone.live_state(0));
+      expect_as_alone(together, ring, slot, prompt_of(slot), std::accumulate(rounds.begin(), rounds.end(), int64_t{0}), outputs[static_cast<size_t>(slot)]);
     }
   }
 }

@@ -61,6 +61,29 @@ __device__ __forceinline__ void put_dots(Memory& s, const uint4 (&earlier)[4], i
   }
 }
 
+/// A row's update and output at the lane's column.
+struct UpdateAndOutput {
+  __nv_bfloat16 u;
+  float o;
+};
+/// Of two lanes one has the sum over S with q, the other that with k: `along_state`. `sums`: over the updates of earlier positions, in two
+/// terms.
+__device__ __forceinline__ UpdateAndOutput finish_row(const Factors& factors, float v, float along_state, const float (&sums)[4],
+                                                      bool has_q, int lane) {
+  const float along_updates = lane % 4 < 2 ? sums[0] + sums[1] : sums[2] + sums[3];
+  const float sum = fmaf(factors.decay, along_state, along_updates), other = __shfl_xor_sync(kAllLanes, sum, 1);
+  const __nv_bfloat16 u = __float2bfloat16_rn(factors.beta * (v - (has_q ? other : sum)));
+  return {u, fmaf(factors.own, __bfloat162float(u), has_q ? sum : other)};
+}
+
+/// What a head's outputs are normed by. `squares`: the sums of those that each warp has.
+__device__ __forceinline__ float norm_factor(const float (&squares)[kWarps], float eps) {
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sum += squares[w];
+  return rsqrtf(sum / static_cast<float>(kDim) + eps);
+}
+
 /// S <- e^G64 S + sum_j e^(G64 - Gj) uj kj^T for the warp's columns: where `stored` is given there, and in shared memory if it is read
 /// again; if not, the columns at `refill`, where given, are asked for in its place as soon as it is read. `factors`: e^(G64 - Gj) of the
 /// positions lane and lane + 32. The chunk's updates are staged; so are its keys if they have a place of their own. If not, all warps of

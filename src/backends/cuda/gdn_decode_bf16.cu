@@ -382,10 +382,7 @@ __device__ void decode(const GdnArgs& g) {
               load_matrices_transposed(u, updates + step * 16 * kColumns * sizeof(__nv_bfloat16));
               multiply_add(sums, u, weights[2 * step], weights[2 * step + 1]);
             }
-            const float along_updates = lane % 4 < 2 ? sums[0] + sums[1] : sums[2] + sums[3];
-            const float sum = fmaf(factors.decay, along_state, along_updates), other = __shfl_xor_sync(kAllLanes, sum, 1);
-            const __nv_bfloat16 u = __float2bfloat16_rn(factors.beta * (v - (has_q ? other : sum)));
-            const float o = fmaf(factors.own, __bfloat162float(u), has_q ? sum : other);
+            const auto [u, o] = finish_row(factors, v, along_state, sums, has_q, lane);
             if (!has_q) {
               static_cast<__nv_bfloat16*>(g.ring_u)[(ring_row(g, job, batch.start, position) * g.num_v_heads + head) * kDim + column] = u;
               if (kRows > 1 || batch.ends_chunk)  // for later rows and the fold
@@ -433,10 +430,7 @@ __device__ void decode(const GdnArgs& g) {
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
             if (r >= rows) continue;
-            float sum = 0;
-#pragma unroll
-            for (int w = 0; w < kWarps; ++w) sum += s.squares[head % 2][r][w];
-            const float scale = rsqrtf(sum / static_cast<float>(kDim) + g.eps);
+            const float scale = norm_factor(s.squares[head % 2][r], g.eps);
             if (has_q)
               static_cast<__nv_bfloat16*>(g.out)[((row + r) * g.num_v_heads + head) * kDim + column] = __float2bfloat16_rn(y[r] * scale);
           }

@@ -303,10 +303,7 @@ __device__ void decode(const GdnArgs& g) {
         const uint2 further = weights_at(r, full + 1);
         multiply_add(sums[r], near[1], further.x, further.y);
       }
-      const float along_updates = lane % 4 < 2 ? sums[r][0] + sums[r][1] : sums[r][2] + sums[r][3];
-      const float sum = fmaf(factors.decay, along_state[r], along_updates), other = __shfl_xor_sync(kAllLanes, sum, 1);
-      const __nv_bfloat16 u = __float2bfloat16_rn(factors.beta * (v - (has_q ? other : sum)));
-      const float o = fmaf(factors.own, __bfloat162float(u), has_q ? sum : other);
+      const auto [u, o] = finish_row(factors, v, along_state[r], sums[r], has_q, lane);
       if (r + 1 < kRows) {  // two lanes of four have the update of one column, the others that of the column 8 further
         const uint32_t mine = __bfloat16_as_ushort(u), others = __shfl_xor_sync(kAllLanes, mine, 2);
         const uint32_t lower = lane % 4 < 2 ? mine : others, upper = lane % 4 < 2 ? others : mine;
@@ -356,10 +353,7 @@ __device__ void decode(const GdnArgs& g) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= rows) continue;
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += s.squares[r][w];
-    const float scale = rsqrtf(sum / static_cast<float>(kDim) + g.eps);
+    const float scale = norm_factor(s.squares[r], g.eps);
     if (has_q)
       static_cast<__nv_bfloat16*>(g.out)[((job.first_row + r) * g.num_v_heads + head) * kDim + column] = __float2bfloat16_rn(y[r] * scale);
   }
