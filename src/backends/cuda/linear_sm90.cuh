@@ -405,20 +405,10 @@ __device__ __forceinline__ void quantise_few(const DecodeArgs& args, const Linea
 template <int kColumns, bool kFp8>
 __device__ __forceinline__ void quantise_many(const DecodeArgs& args, const LinearLayer& linear, const Layout<kColumns, kFp8, 0>& at, const FactorsOf<kColumns>& factors) {
   float* sums = at.sums();
-  const int thread = static_cast<int>(threadIdx.x), group = thread >> 7, grid = static_cast<int>(gridDim.x), blocks = kFp8 ? linear.k_blocks : linear.k_blocks / 2;  // of 128 columns
-  QuantiseArgs q;
-  q.in = linear.in;
-  q.in_stride = linear.in_stride;
-  q.norm = linear.norm;
-  q.eps = linear.eps;
-  q.x_rows = args.x_rows;
-  q.k_blocks = blocks;
-  q.x_scale = args.x_scale;
-  if (kFp8) q.x8 = args.x;
-  q.x16 = kFp8 ? (linear.side.weight != nullptr ? args.x16 : nullptr) : args.x;
+  const int thread = static_cast<int>(threadIdx.x), group = thread >> 7, grid = static_cast<int>(gridDim.x);
+  const QuantiseArgs q = rows_to_quantise<kFp8>(args, linear);
   if (linear.norm == nullptr) {
-    constexpr int kHalves = kConsumers / 16;
-    const int first = static_cast<int>(blockIdx.x) * kHalves + (thread >> 4), step = grid * kHalves;
+    const int first = static_cast<int>(blockIdx.x) * kGroupsAtOnce + (thread >> 4), step = grid * kGroupsAtOnce;
     if constexpr (kColumns > 128) {  // where the rows of stages will be
       constexpr int kStageBytes = kTileBytes + Layout<kColumns, kFp8, false>::kRowsBytes, kSlots = Layout<kColumns, kFp8, false>::kRowsBytes / (kConsumers * 16);  // of a stage
       quantise_many_groups_of_rows<kConsumers>(q, args.rows, static_cast<int>(blockIdx.x), grid, kSlots * at.stages, [&](int i) {
@@ -430,7 +420,7 @@ __device__ __forceinline__ void quantise_many(const DecodeArgs& args, const Line
   } else if constexpr (kColumns > 128) {
 #pragma unroll 1
     for (int row = static_cast<int>(blockIdx.x) + group * grid; row < args.rows; row += 2 * grid) {  // seldom more than one: nothing is to be computed before it
-      norm_row<128>(q, row, thread_here() & 127, sums + group * blocks, factors, [group] { group_barrier(group); });
+      norm_row<128>(q, row, thread_here() & 127, sums + group * q.k_blocks, factors, [group] { group_barrier(group); });
       group_barrier(group);
     }
   } else {
