@@ -391,7 +391,7 @@ __device__ void decode(const GdnArgs& g) {
         const bool dealt = kDeals && (g.phases & kGdnDealt) != 0, looks = is_last && head == job.head && thread == kFinder;
         int before = 0;
         if (looks && dealt) before = deal_one(g);
-        if (looks && !dealt)
+        if (looks && !dealt && jobs_of(g) > static_cast<int>(gridDim.x))
           find_next<kRows>(s.jobs[next_place()], s.numbers[next_place()], g, s.numbers[place()] + static_cast<int>(gridDim.x), false);
         if (job.end_head == job.head + 1 && is_last && jobs_of(g) > static_cast<int>(gridDim.x)) {
           if (looks && dealt) take_job(s, s.jobs[next_place()], s.numbers[next_place()], g, before, false);
