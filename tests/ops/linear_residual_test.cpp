@@ -24,17 +24,18 @@ TensorView run(Bed& bed, const DownResidual::Kernel& kernel, const Buffer& packe
 
 TEST(LinearResidual, AddsTheProductOfEverySchemeExtentAndRowCount) {
   for (const LinearExtent& e : kLinearExtents)
-    for (const WeightScheme scheme : kSchemes)
+    for (const WeightScheme scheme : kSchemes) {
+      Bed bed;
+      Random random(17);
+      const LinearCase linear(bed, random, {e.out, e.in, scheme}, e.row_offset, e.column_offset);
+      const auto kernel = make_kernel<DownResidual>(bed, {{e.out, e.in, scheme}, ActivationLayout::kPlain, DType::kF32, true});
+      Buffer& packed = bed.packed(*kernel);
+      kernel->pack(linear.source, packed, bed.stream());
       for (const int64_t rows : kRowCounts) {
         SCOPED_TRACE(describe(e, scheme, rows));
-        Bed bed;
-        Random random(17);
-        const LinearCase linear(bed, random, {e.out, e.in, scheme}, e.row_offset, e.column_offset);
+        const Bed::Temporaries here(bed);
         const TensorView in = bed.tensor(DType::kF32, {rows, e.in}, random.normals(rows * e.in));
         const TensorView x = bed.tensor(DType::kF32, {rows, e.out}, random.normals(rows * e.out));
-        const auto kernel = make_kernel<DownResidual>(bed, {{e.out, e.in, scheme}, ActivationLayout::kPlain, DType::kF32, true});
-        Buffer& packed = bed.packed(*kernel);
-        kernel->pack(linear.source, packed, bed.stream());
         Vector expected = Bed::doubles(x);
         const Vector inputs = Bed::doubles(in);
         for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
@@ -45,6 +46,7 @@ TEST(LinearResidual, AddsTheProductOfEverySchemeExtentAndRowCount) {
         // random signs is below ten times the result's rms.
         EXPECT_LT(relative_rms(Bed::values(run(bed, *kernel, packed, in, x)), expected), 1e-6);
       }
+    }
 }
 
 TEST(LinearResidual, RoundsTheProductAndTheSumToBf16) {
