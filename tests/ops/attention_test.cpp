@@ -427,13 +427,13 @@ TEST(Attention, OfTheModelsHeadsGivesARowTheSameBitsBesideSequencesOfOtherLength
   };
   const Many cases[] = {{2, {3, 4}}, {80, {4, 6, 5, 5, 4}}, {300, {3, 5, 3, 6, 4}}, {80, {0, 1, 2, 3, 1}}, {90, {7, 0, 4, 2, 0}}, {150, {8, 2, 7}}, {500, {8, 7, 8, 0, 8}}};
   for (const DType kv : {DType::kBF16, DType::kE4M3}) {
-    AttentionCase c(DType::kBF16, kv, 2, true, 4102);
+    AttentionCase c(DType::kBF16, kv, 2, true, few_launches() ? 513 : 4102);
     const auto kernel = make_kernel<Attention>(c.bed, c.problem);
     // The sequences have the same keys, and each its own length.
     SlotTables slots = make_slots(c.bed, 11, 0, c.slots.block_tables.shape[1]);
     std::vector<std::string> alone;
     std::vector<std::vector<float>> queries, gates;
-    for (size_t i = 0; i < lengths.size(); ++i) {
+    for (size_t i = 0; i < lengths.size() && lengths[i] < c.length; ++i) {
       const int64_t stride = slots.block_tables.shape[1];
       std::copy_n(c.slots.block_tables.data<int32_t>() + c.slot * stride, stride, slots.block_tables.data<int32_t>() + static_cast<int64_t>(i) * stride);
       slots.cursor.data<int32_t>()[i] = static_cast<int32_t>(lengths[i]);
@@ -444,6 +444,7 @@ TEST(Attention, OfTheModelsHeadsGivesARowTheSameBitsBesideSequencesOfOtherLength
     }
     for (const auto& [num_runs, of] : cases) {
       if (num_runs > 2 && !fast) continue;  // plain kernels take long
+      if (std::ranges::any_of(of, [&](size_t i) { return i >= alone.size(); })) continue;  // with few launches: one case, of many sequences that share blocks
       std::vector<RowRun> runs;
       std::vector<float> query, gate;
       for (int64_t run = 0; run < num_runs; ++run) {
