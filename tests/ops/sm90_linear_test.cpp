@@ -53,6 +53,7 @@ TEST(Sm90Linear, OutResidualAddsTheProduct) {
   ONLY_SM90();
   for (const WeightScheme scheme : {WeightScheme::kFp8Block, WeightScheme::kBF16})
     for (const bool adds : {true, false}) {
+      if (few_launches() && !adds) continue;
       Bed bed;
       Random random(4);
       constexpr int64_t kIn = 1152, kOut = 518, kRows = 270;
@@ -110,6 +111,7 @@ TEST(Sm90Linear, GdnInProjectsQkvZBAndA) {
     };
     for (const RowKind kind : {RowKind::kDecode, RowKind::kPrompt})
       for (const auto& [linear, out] : outputs) {
+        if (few_launches() && linear != &a) continue;
         expect_same_bits(out, kRows, kind, kind, kind == RowKind::kDecode ? kDecodePieces : kPromptPieces, enqueue);
         Vector expected;
         std::vector<float> actual;
@@ -143,6 +145,7 @@ TEST(Sm90Linear, GdnInProjectsBAndAInBlocksWithoutTiles) {
                     {rows_from(qkv_out, first, count), rows_from(z_out, first, count), rows_from(outputs[0].second, first, count), rows_from(outputs[1].second, first, count)}, launch);
   };
   for (const auto& [linear, out] : outputs) {
+    if (few_launches() && linear != &a) continue;
     expect_same_bits(out, kRows, RowKind::kDecode, RowKind::kDecode, std::vector<int64_t>{3, 16, 64, 77, 128, 200}, enqueue);
     Vector expected;
     std::vector<float> actual;
@@ -304,7 +307,7 @@ TEST(Sm90Linear, EndsWhereMostBlocksHaveNoTile) {
   const TensorView in = bed.tensor(DType::kBF16, {kMost, kIn}, random.normals(kMost * kIn)), x = bed.tensor(DType::kBF16, {kMost, kOut});
   for (const int64_t rows : {int64_t{9}, int64_t{40}, int64_t{100}, kMost}) {
     std::string first;
-    for (int i = 0; i < (few_launches() ? 5 : 100); ++i) {
+    for (int i = 0; i < (few_launches() ? 2 : 100); ++i) {
       std::memset(x.data<std::byte>(), 0xff, x.size_bytes());
       Launch launch = bed.launch(*kernel, rows);
       kernel->enqueue(KindRows(rows, RowKind::kDecode).rows, {ActivationLayout::kPlain, in, {}}, packed, x, launch);
@@ -333,12 +336,13 @@ TEST(Sm90Linear, CutsTilesAmongNoMoreBlocksThanThereAreAndEvenlyWhereThatIsCheap
   EXPECT_EQ(decode_blocks(70, 40, 132), 132);   // too many would have nothing to do
 }
 
-/// Up to four rows are quantised by every block for itself; of three and four it multiplies what is there before it quantises the rest, where it meets more than sixteen blocks of K.
+/// Up to four rows are quantised by every block for itself; of three and four it multiplies what is there before it quantises the rest, where it meets more than sixteen blocks of K. Of any number
+/// rings go round here: no block has so many stages.
 TEST(Sm90Linear, GivesFewRowsTheBitsOfManyWhereBlocksMeetMuchOfThem) {
   ONLY_SM90();
   Bed bed;
   Random random(13);
-  constexpr int64_t kHidden = 5120, kWidth = 3584, kIn = 7168, kRows = 12;  // 17 of 40 and of 56 blocks of K on 132 multiprocessors
+  constexpr int64_t kHidden = 5120, kWidth = 3584, kIn = 7168, kRows = 256;  // 17 of 40 and of 56 blocks of K on 132 multiprocessors
   const LinearCase gate(bed, random, {kWidth, kHidden, WeightScheme::kFp8Block}), up(bed, random, {kWidth, kHidden, WeightScheme::kFp8Block}), down(bed, random, {kHidden, kIn, WeightScheme::kFp8Block});
   const TensorView norm = bed.tensor(DType::kBF16, {kHidden}, random.normals(kHidden, 0.2f));
   const TensorView x = bed.tensor(DType::kBF16, {kRows, kHidden}, random.normals(kRows * kHidden)), middle = bed.tensor(DType::kBF16, {kRows, kIn}, random.normals(kRows * kIn));
@@ -347,7 +351,7 @@ TEST(Sm90Linear, GivesFewRowsTheBitsOfManyWhereBlocksMeetMuchOfThem) {
   Buffer &in_packed = bed.packed(*mlp_in), &down_packed = bed.packed(*residual);
   mlp_in->pack({norm, gate.source, up.source}, in_packed, bed.stream());
   residual->pack(down.source, down_packed, bed.stream());
-  const std::vector<int64_t> pieces = {1, 2, 3, 4, 5};
+  const std::vector<int64_t> pieces = {3, 4, 1, 2, 5, 12, 33, 64, 70, 129};
   const TensorView out = bed.tensor(DType::kBF16, {kRows, kWidth}), sum = bed.tensor(DType::kBF16, {kRows, kHidden});
   expect_same_bits(out, kRows, RowKind::kDecode, RowKind::kDecode, pieces, [&](int64_t first, int64_t count, RowKind kind) {
     Launch launch = bed.launch(*mlp_in, count);
@@ -387,6 +391,7 @@ TEST(Sm90Linear, GivesDecodeRowsTheSameBitsWhereBlocksHaveWholeTileRows) {
   for (const auto& [features, width, scheme] : {std::tuple{int64_t{17410}, int64_t{384}, WeightScheme::kFp8Block}, std::tuple{int64_t{17410}, int64_t{384}, WeightScheme::kBF16},
                                           std::tuple{int64_t{5120}, int64_t{1280}, WeightScheme::kFp8Block}, std::tuple{int64_t{5120}, int64_t{1280}, WeightScheme::kFp8Channel},
                                           std::tuple{int64_t{17410}, int64_t{384}, WeightScheme::kFp8Channel}}) {
+    if (few_launches() && scheme == WeightScheme::kFp8Channel) continue;
     Bed bed;
     Random random(12);
     constexpr int64_t kRows = 256;
@@ -446,7 +451,7 @@ TEST(Sm90Linear, SmallLayersEndInAStreamThatRunsAhead) {
       // The residual is added once; the projection is repeated, which changes nothing.
       gdn_in->enqueue(step.rows, x, in_packed, projected, first);
       residual->enqueue(step.rows, {ActivationLayout::kPlain, projected.qkv, {}}, down_packed, x, second);
-      for (int turn = 0; turn < (i == 0 ? 1 : few_launches() ? 5 : 500); ++turn) gdn_in->enqueue(step.rows, x, in_packed, projected, first);
+      for (int turn = 0; turn < (i == 0 ? 1 : few_launches() ? 2 : 500); ++turn) gdn_in->enqueue(step.rows, x, in_packed, projected, first);
       ASSERT_OK(first.stream.finish());
       bytes[i] = Bed::bytes(x) + Bed::bytes(projected.qkv) + Bed::bytes(projected.z) + Bed::bytes(projected.b) + Bed::bytes(projected.a);
     }

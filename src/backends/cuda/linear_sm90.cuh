@@ -65,11 +65,13 @@ __device__ __forceinline__ const float* tile_scales(const LinearLayer& linear, i
 template <int kColumns, bool kFp8, int kResident>
 struct Layout {
   static constexpr int kRowsBytes = kResident > 0 ? 0 : kColumns * kTileRowBytes;
+  static constexpr bool kSplit = is_split(kColumns, kFp8, kResident > 0);  // tiles and rows have rings of their own
+  static constexpr int kStageBytes = kTileBytes + (kSplit ? 0 : kRowsBytes);
   /// Whether a stage's rows have a barrier beside its tile's.
   static constexpr bool kPaced = kResident == 0 && kColumns <= kMaxPacedColumns;
   static constexpr int kScaleBytes = kFp8 && kResident == 0 ? (kColumns * 4 + 127) / 128 * 128 : 0;
 
-  uint32_t front, base;  // 1024-byte aligned shared addresses: of barriers and scales, and of stages, each a tile and its rows
+  uint32_t front, base;  // 1024-byte aligned shared addresses: of barriers and scales, and of stages, each a tile and its rows, or tiles and behind them the stages of rows
   char* generic;
   int stages, resident_blocks, norm_floats;
 
@@ -86,9 +88,9 @@ struct Layout {
     at.front = at.base - kFrontBytes;
     return at;
   }
-  __device__ uint32_t weight(int stage) const { return base + stage * (kTileBytes + kRowsBytes); }
-  __device__ uint32_t rows(int stage) const { return weight(stage) + kTileBytes; }
-  __device__ int resident_begin() const { return stages * (kTileBytes + kRowsBytes); }
+  __device__ uint32_t weight(int stage) const { return base + stage * kStageBytes; }
+  __device__ uint32_t rows(int stage) const { return kSplit ? base + stages * kStageBytes + stage * kRowsBytes : weight(stage) + kTileBytes; }
+  __device__ int resident_begin() const { return stages * kStageBytes + (kSplit ? kRowStages * kRowsBytes : 0); }
   __device__ uint32_t resident(int slot) const { return base + resident_begin() + slot * kResident * kTileRowBytes; }
   __device__ char* resident_at(int slot, int row, int byte) const { return generic + resident_begin() + swizzled(slot * kResident + row, byte); }
   __device__ int scales_begin() const { return resident_begin() + (kResident > 0 ? resident_bytes(resident_blocks, kResident) : 0); }
@@ -96,7 +98,7 @@ struct Layout {
     return reinterpret_cast<float*>(generic + scales_begin() + stage_or_slot * (kResident > 0 ? kColumns * 4 : kScaleBytes));
   }
   __device__ uint32_t scales_address(int stage) const { return base + scales_begin() + stage * kScaleBytes; }
-  __device__ int norm_begin() const { return scales_begin() + (kResident > 0 ? resident_blocks * kColumns * 4 : stages * kScaleBytes); }
+  __device__ int norm_begin() const { return scales_begin() + (kResident > 0 ? resident_blocks * kColumns * 4 : (kSplit ? kRowStages : stages) * kScaleBytes); }
   __device__ float* norm() const { return reinterpret_cast<float*>(generic + norm_begin()); }
   __device__ float* sums() const { return norm() + norm_floats; }  // [kResidentRows][blocks of 128], then products of side rows
   __device__ uint32_t full(int stage) const { return front + stage * 16; }
@@ -105,6 +107,8 @@ struct Layout {
   __device__ const float* tile_scale(int stage) const { return reinterpret_cast<const float*>(generic - kFrontBytes + kMaxStages * 16 + stage * 16); }
   __device__ uint32_t rows_full(int stage) const { return kPaced ? front + kMaxStages * 32 + stage * 8 : full(stage); }
   __device__ uint32_t norm_full() const { return front + kMaxStages * 40; }
+  /// Of a ring of rows.
+  __device__ uint32_t rows_empty(int stage) const { return front + kMaxStages * 40 + 16 + stage * 8; }
   /// Of up to kMaxPacedColumns rows: a word that says whether this block's consumers are quantising.
   __device__ uint32_t quantising() const { return front + kMaxStages * 40 + 8; }
 
@@ -113,7 +117,7 @@ struct Layout {
     for (int stage = begin; stage < end; ++stage) {
       barrier_init(full(stage), 1);
       barrier_init(empty(stage), readers * kConsumers / 32);
-      if constexpr (kPaced) barrier_init(rows_full(stage), 1);
+      if constexpr (kPaced && !kSplit) barrier_init(rows_full(stage), 1);
     }
     fence_barrier_init();
   }
@@ -121,6 +125,11 @@ struct Layout {
   __device__ void init_barriers(int readers = 1, int begin = 0) const {
     barrier_init(norm_full(), 1);
     if constexpr (kPaced) store_shared(quantising(), 0);
+    if constexpr (kSplit)
+      for (int stage = 0; stage < kRowStages; ++stage) {
+        barrier_init(rows_full(stage), 1);
+        barrier_init(rows_empty(stage), readers * kConsumers / 32);
+      }
     init_stages(begin, stages, readers);
   }
 };
@@ -778,11 +787,13 @@ __device__ __forceinline__ void copy_rows(const DecodeArgs& args, const Layout<k
   if (linear.in != nullptr) await_arrivals(args.arrivals + kQuantisedAt, quantisers_of<kColumns, kFp8>(args, linear));
   fence_async_proxy_all();
   RingPlace ring;
+  constexpr bool kSplit = Layout<kColumns, kFp8, 0>::kSplit;
   for (int copied = 0; walk.left > 0; ++copied) {
-    if (copied >= at.stages) barrier_wait(at.empty(ring.stage), ring.parity ^ 1);
+    const int row_stages = kSplit ? kRowStages : at.stages;
+    if (copied >= row_stages) barrier_wait(kSplit ? at.rows_empty(ring.stage) : at.empty(ring.stage), ring.parity ^ 1);
     barrier_expect(at.rows_full(ring.stage), rows_bytes<kFp8>(args));
     copy_rows_of(args, at, walk.k, ring.stage);
-    ring.advance(at.stages);
+    ring.advance(row_stages);
     next(walk, linear.k_blocks);
   }
 }

@@ -160,8 +160,12 @@ constexpr int resident_bytes(int blocks, int rows) {
 }
 /// Shared memory of a ring stage, and of everything else in a block. Barriers and scales of tiles stand in front, at places that no parameter is needed for.
 inline constexpr int kMaxStages = 16, kFrontBytes = 1024;
+/// With e4m3 tiles and rows of 33 to 64 rows have rings of their own, so that more tiles are on their way (decision 0048): the rows' has so many stages.
+inline constexpr int kRowStages = 5, kSplitColumns = 64;
+constexpr bool is_split(int columns, bool e4m3, bool resident) { return columns == kSplitColumns && e4m3 && !resident; }
+constexpr int row_stages_bytes(int columns, bool e4m3, bool resident) { return is_split(columns, e4m3, resident) ? kRowStages * (columns * kTileRowBytes + columns * 4) : 0; }
 constexpr int stage_bytes(int columns, bool e4m3, bool resident) {
-  return kTileBytes + (resident ? 0 : columns * kTileRowBytes + (e4m3 ? (columns * 4 + 127) / 128 * 128 : 0));
+  return kTileBytes + (resident || is_split(columns, e4m3, resident) ? 0 : columns * kTileRowBytes + (e4m3 ? (columns * 4 + 127) / 128 * 128 : 0));
 }
 constexpr int fixed_bytes(int resident_blocks, int rows, int norm_floats, int sums) {
   return 1024 + kFrontBytes + resident_bytes(resident_blocks, rows) + resident_blocks * kResidentColumns * 4 + norm_floats * 4 + sums * 4;

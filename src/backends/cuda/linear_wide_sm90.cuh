@@ -173,7 +173,7 @@ __device__ __forceinline__ int warpgroup() { return __shfl_sync(0xffffffffu, sta
 /// acc = the sums of `count` tiles along K, the next ones of the ring; e4m3 is promoted every 128 with both scales. A sum's bits do not depend on kColumns. Of 64 rows
 /// that begin past `rows` the second are left out; what acc says of rows that there are not is not to be used.
 template <int kColumns, bool kFp8>
-__device__ __forceinline__ void multiply_wide(const Layout<kColumns, kFp8, false>& at, WideSums<kColumns>& acc, int count, int rows, RingPlace& ring) {
+__device__ __forceinline__ void multiply_wide(const Layout<kColumns, kFp8, false>& at, WideSums<kColumns>& acc, int count, int rows, RingPlace& ring, RingPlace& rows_ring) {
   using Share = WideShare<kColumns>;
   const int group = warpgroup(), lane = threadIdx.x & 31;
 #pragma unroll
@@ -195,7 +195,56 @@ __device__ __forceinline__ void multiply_wide(const Layout<kColumns, kFp8, false
     for (int k = 0; k < 4; ++k) wgmma<Share::kPacked, kFp8>(sum, operand_at(a, k * 2), operand_at(b, k * 2), adds || k > 0 ? 1 : 0);
     wgmma_commit();
   };
-  if constexpr (kFp8) {
+  if constexpr (Layout<kColumns, kFp8, 0>::kSplit) {
+    struct Stages {
+      int tile, rows;
+    };
+    const auto next = [&] {
+      const Stages now{ring.stage, rows_ring.stage};
+      barrier_wait(at.full(ring.stage), ring.parity);
+      barrier_wait(at.rows_full(rows_ring.stage), rows_ring.parity);
+      ring.advance(at.stages);
+      rows_ring.advance(kRowStages);
+      return now;
+    };
+    const auto begin = [&](float(&sum)[Share::kSums], const Stages& now) {
+      const uint64_t a = operand_at(first_a, now.rows * (kColumns * kTileRowBytes / kOperandUnit)), b = operand_at(first_b, now.tile * (kTileBytes / kOperandUnit));
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma<Share::kPacked, kFp8>(sum, operand_at(a, k * 2), operand_at(b, k * 2), k > 0 ? 1 : 0);
+      wgmma_commit();
+    };
+    const auto promote = [&](float(&of)[Share::kSums], const Stages& now, int wait) {
+      const float2 scale = load_shared_pair(at.tile_scale_address(now.tile));
+      const int thread = thread_here();
+      const uint32_t x = at.scales_address(now.rows) + (((thread >> 5) & 3) * 16 + ((thread & 31) >> 2)) * 4;
+      const float first = load_shared(x), second = load_shared(x + 8 * 4);
+      const float scales[2][2] = {{__fmul_rn(scale.x, first), __fmul_rn(scale.x, second)}, {__fmul_rn(scale.y, first), __fmul_rn(scale.y, second)}};
+      wgmma_wait_for(wait);
+      settle(of);
+      if ((thread_here() & 31) == 0) {
+        barrier_arrive(at.empty(now.tile));
+        barrier_arrive(at.rows_empty(now.rows));
+      }
+#pragma unroll
+      for (int i = 0; i < Share::kSums; ++i) acc[0][i] = __fmaf_rn(of[i], scales[i / 4 % 2][i / 2 % 2], acc[0][i]);
+    };
+    int k = 0;
+    for (; k + 2 <= count; k += 2) {
+      float product[2][Share::kSums];
+      Stages stages[2];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) begin(product[n], stages[n] = next());
+      promote(product[0], stages[0], 1);
+      promote(product[1], stages[1], 0);
+    }
+    for (; k < count; ++k) {
+      float product[Share::kSums];
+      const Stages stages = next();
+      begin(product, stages);
+      promote(product, stages, 0);
+    }
+  } else if constexpr (kFp8) {
     const auto promote = [&](float(&of)[Share::kSums], int stage, int m, int wait, bool last) {
       const float2 scale = load_shared_pair(at.tile_scale_address(stage));
       const int thread = thread_here();
@@ -520,14 +569,14 @@ __device__ __forceinline__ void multiply_rows(const DecodeArgs& args, const Layo
   const auto ahead = ahead_for<kColumns, kFp8>(args, linear);
   wait_for_predecessors();
   quantise_and_arrive(args, linear, at, ahead);
-  RingPlace ring;
+  RingPlace ring, rows_ring;  // the latter where rows have a ring of their own
   auto* own = reinterpret_cast<float4*>(at.generic);
   SharedTileRow shared;  // that this block adds up
   int last_tile = -1;
   while (walk.left > 0) {
     const int begin = walk.k, count = min(linear.k_blocks - begin, walk.left);
     WideSums<kColumns> acc;
-    multiply_wide<kColumns, kFp8>(at, acc, count, args.rows, ring);
+    multiply_wide<kColumns, kFp8>(at, acc, count, args.rows, ring, rows_ring);
     bool whole = count == linear.k_blocks;
     if constexpr (kColumns == 64) {
       if (!whole && begin == 0 && adds_alone(linear, walk.tile)) {

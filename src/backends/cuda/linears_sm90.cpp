@@ -114,9 +114,10 @@ void Linears::launch_decode(Stream& stream, LinearLayer linear, bool e4m3, int64
   const bool resident = e4m3 && rows <= kResidentRows && linear.in != nullptr && fits;
   args.resident_blocks = resident ? blocks : 0;
   args.norm_floats = resident ? norm : 0;
-  const int columns = kColumns[index], fixed = fixed_bytes(args.resident_blocks, args.rows, args.norm_floats, sums), per_stage = stage_bytes(columns, e4m3, resident);
+  const int columns = kColumns[index], fixed = fixed_bytes(args.resident_blocks, args.rows, args.norm_floats, sums) + row_stages_bytes(columns, e4m3, resident), per_stage = stage_bytes(columns, e4m3, resident);
   args.stages = std::min((max_shared_bytes_ - fixed) / per_stage, kMaxStages);
-  CHECK(columns <= 32 || args.stages * (kTileBytes + columns * kTileRowBytes) >= 12 * kTileBytes);  // room for what join_wide has there: a part and parts on their way
+  const int stages_of_rows = is_split(columns, e4m3, resident) ? kRowStages : args.stages;
+  CHECK(columns <= 32 || args.stages * kTileBytes + stages_of_rows * columns * kTileRowBytes >= 12 * kTileBytes);  // room for what join_wide has there: a part and parts on their way
   args.linear = linear;
   // What is launched behind this may begin at once (decision 0037), but finds no room before a block of this has ended, since each has nearly all of a multiprocessor's shared memory. Kernels that read a step's
   // tables and states before they wait rely on that, and on the first launch of a step, which is no programmatic one: it waits for all of the step before.
