@@ -42,7 +42,7 @@ class Bench : public BenchTensors {
 /// What is measured, of everything: of each list an empty one means all.
 struct Selection {
   std::vector<std::string> ops;  // "linears", "gdn_mix", "attention", "sample"
-  std::vector<int> rows;         // of linear layers, and runs of the mixers' decode rows or their prompt rows
+  std::vector<int> rows;         // of linear layers, up to 256 in decode and more in prompts; and of the numbers that mixers are measured with, runs of decode rows or prompt rows
   DType ring = DType::kBF16;     // of gdn_mix; a model in bfloat16 has this unless it is told otherwise
   [[nodiscard]] bool has(std::string_view op) const { return ops.empty() || std::find(ops.begin(), ops.end(), op) != ops.end(); }
   [[nodiscard]] bool has(int count) const { return rows.empty() || std::find(rows.begin(), rows.end(), count) != rows.end(); }

@@ -108,8 +108,9 @@ void bench_linears(Bench& bench, const Selection& selection, double read_limit, 
   };
   const double layer_bytes = gdn_in.stored_bytes + out_residual.stored_bytes + mlp_in.stored_bytes + down_residual.stored_bytes;
   const double layer_flops = gdn_in.flops + out_residual.flops + mlp_in.flops + down_residual.flops;
-  for (const int32_t n : {1, 2, 4, 8, 16, 32, 64, 128, 256}) {
-    if (!selection.has(n)) continue;
+  const std::vector<int> all = selection.rows.empty() ? std::vector<int>{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192} : selection.rows;
+  for (const int n : all) {
+    if (n > kMostLogits) continue;
     set_rows(n, ops::RowKind::kDecode);
     add("gdn_in", each(do_gdn_in), gdn_in.stored_bytes, gdn_in.flops);
     add("out_residual", each(do_out), out_residual.stored_bytes, out_residual.flops);
@@ -128,8 +129,8 @@ void bench_linears(Bench& bench, const Selection& selection, double read_limit, 
                          kLayers;
     add("layer", layer, layer_bytes, layer_flops);
   }
-  for (const int32_t n : {512, 2048, 8192}) {
-    if (!selection.has(n)) continue;
+  for (const int n : all) {
+    if (n <= kMostLogits || n > kMost) continue;
     set_rows(n, ops::RowKind::kPrompt);
     add("gdn_in", each(do_gdn_in), gdn_in.stored_bytes, gdn_in.flops);
     add("out_residual", each(do_out), out_residual.stored_bytes, out_residual.flops);
@@ -205,7 +206,10 @@ int main(int argc, char** argv) {
       }
       for (const std::string& op : selection.ops) understood = understood && (op == "linears" || op == "gdn_mix" || op == "attention" || op == "sample");
     } else if (argument == "--rows") {
-      for (const std::string& word : words(value)) selection.rows.push_back(std::atoi(word.c_str()));
+      for (const std::string& word : words(value)) {
+        selection.rows.push_back(std::atoi(word.c_str()));
+        understood = understood && selection.rows.back() > 0;
+      }
     } else if (argument == "--gdn-ring-dtype") {
       understood = understood && (value == "bfloat16" || value == "float32");
       selection.ring = value == "float32" ? quern::DType::kF32 : quern::DType::kBF16;
