@@ -10,6 +10,7 @@
 #include "backends/cpu/kernel_table.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/device_code.h"
+#include "backends/cuda/gdn_mix.h"
 #include "backends/cuda/kernel_table.h"
 #include "backends/known_cards.h"
 #include "backends/opencl/device.h"
@@ -162,6 +163,10 @@ std::optional<RowPass> gdn_row_pass(std::string_view candidate, DType ring, ops:
   const auto pass = opencl::gdn_row_pass(upper_case_name(ring), with_keys);
   if (!pass) return std::nullopt;
   return RowPass{pass->slots_per_run, pass->slots_per_row, pass->slots_per_row_of_head, keeps ? 0 : pass->slots_per_channel, kind == ops::RowKind::kDecode ? (keeps ? 0 : 1) + (with_keys ? 0 : 1) : 0};
+}
+
+ops::GdnStateLayout gdn_state_layout(std::string_view candidate, DType ring) {
+  return candidate.starts_with("cuda.mma") ? cuda::mma::gdn_state_layout(ring) : ops::GdnStateLayout::kF32;
 }
 
 std::optional<AttentionPass> attention_decode_pass(std::string_view candidate, DType cache, int64_t keys) {

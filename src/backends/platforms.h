@@ -80,6 +80,9 @@ struct RowPass {
 };
 std::optional<RowPass> gdn_row_pass(std::string_view candidate, DType ring, ops::RowKind kind, int64_t rows_each);
 
+/// How a candidate of gdn_mix keeps S beside a ring of this type.
+ops::GdnStateLayout gdn_state_layout(std::string_view candidate, DType ring);
+
 /// Issue slots of an engine that a candidate of attention takes for a decode row with `keys` keys and one kv head.
 struct AttentionPass {
   int64_t sub_groups = 0;  // that have keys, each on an engine of its own where there are as many

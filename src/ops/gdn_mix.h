@@ -1,11 +1,22 @@
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "ops/gdn_in.h"
 #include "ops/kernel.h"
 
 namespace quern::ops {
+
+/// How a kernel keeps a head's S, [d_v, d_k], in GdnStateView::state.
+enum class GdnStateLayout {
+  kF32,
+  /// In halves of 16 bits: first the upper ones of all elements, which are S rounded to bf16, then the lower ones. The bits of the f32 are 2^16 upper + lower, where lower is signed.
+  kHalves,
+};
+/// Whole heads of `head_size` elements, in place, between f32 and how a kernel keeps them. Loses nothing; a NaN stays one.
+void to_layout(GdnStateLayout layout, std::span<float> state, int64_t head_size);
+void from_layout(GdnStateLayout layout, std::span<float> state, int64_t head_size);
 
 /// Causal conv, gates, one row after the other of the gated delta rule against the state of the last boundary, gated norm
 /// (model-spec.md 1.6, architecture.md section 4). Per value head:
@@ -36,6 +47,7 @@ struct GdnMix {
   };
   class Kernel : public ops::Kernel {
    public:
+    [[nodiscard]] virtual GdnStateLayout state_layout() const { return GdnStateLayout::kF32; }
     virtual void pack(const Weights& weights, Buffer& packed, Stream& stream) const = 0;
     /// in -> out [rows, num_v_heads * d_v]
     virtual void enqueue(const Rows& rows, const GdnInputs& in, const Buffer& packed, const GdnStateView& state, const Activation& out,

@@ -83,7 +83,7 @@ struct KvCacheView {
 /// Recurrent state of one GDN layer (architecture.md section 4). R = 64 + k_max + 1; W = 3 + k_max + 1.
 /// Ring rows and window columns of index p stand at p mod R and p mod W.
 struct GdnStateView {
-  TensorView state;             // f32 [num_slots, num_v_heads, d_v, d_k]: S transposed, at `boundary`
+  TensorView state;             // f32 [num_slots, num_v_heads, d_v, d_k]: S transposed, at `boundary`, in the kernel's GdnStateLayout
   TensorView ring_k;            // f32 or bf16 [num_slots, R, num_k_heads, d_k]: l2-normalized k
   TensorView ring_u;            // f32 or bf16 [num_slots, R, num_v_heads, d_v]
   TensorView ring_g;            // f32 [num_slots, R, num_v_heads]: G, the sum of g since the boundary below the row

@@ -693,6 +693,8 @@ Result<ModelRunner::StateDump> ModelRunner::dump_state(int32_t slot, int32_t gdn
   const int64_t nk = c.linear_num_key_heads, nv = c.linear_num_value_heads, dk = c.linear_key_head_dim, dv = c.linear_value_head_dim;
   StateDump dump;
   ASSIGN_OR_RETURN(dump.state, download<float>(g.state.at(slot)));
+  const auto layer = std::ranges::find_if(model_.layers, [](const LoadedLayer& l) { return l.gdn.has_value(); });
+  ops::from_layout(layer->gdn->mix.kernel->state_layout(), dump.state, dv * dk);
   ASSIGN_OR_RETURN(const auto boundary_value, download<int32_t>(memory_.tables.boundary.at(slot)));
   const auto widen = [&](const ops::TensorView& view) -> Result<std::vector<float>> {
     if (view.dtype == DType::kF32) return download<float>(view);

@@ -152,6 +152,13 @@ double decode_bytes(const RankPlan& rank, const Sizes& sizes) {
   return bytes + sizes.decode_bytes(1024);
 }
 
+/// Whether decode rows read half of each element of S alone.
+bool reads_upper_halves(const ExecutionPlan& plan) {
+  return std::ranges::any_of(plan.choices, [&](const OpChoice& choice) {
+    return choice.op == "gdn_mix" && backends::gdn_state_layout(choice.candidate, plan.ring) == ops::GdnStateLayout::kHalves;
+  });
+}
+
 /// The layers of each stage, from the largest share of each layer.
 std::vector<Range> choose_stages(const ExecutionPlan& plan, const std::vector<ops::DeviceTraits>& devices, const Numerics& numerics) {
   const WorkerOptions& options = plan.options;
@@ -639,6 +646,9 @@ Result<ExecutionPlan> plan_on(const WorkerOptions& options, model::ModelConfig c
     Problems(rank.config, rank.inventory, rank.shard, numerics).for_each(plan.with_mtp, chooser);
   }
   plan.choices = chooser.take();
+  if (reads_upper_halves(plan))
+    for (size_t r = 0; r < plan.ranks.size(); ++r)
+      plan.ranks[r].decode_bytes_per_token -= static_cast<double>(sizes[r].num_linear_layers * sizes[r].state_elements * 2);
   plan.schemes = count_schemes(plan.inventory);
 
   std::vector<RankCounter> counters;

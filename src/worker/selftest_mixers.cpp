@@ -61,7 +61,7 @@ Result<void> run(const ops::Attention::Problem& p, const ops::Attention::Kernel&
 namespace {
 
 /// The recurrent state of one layer. Every row that a kernel may read holds values that it could have computed, all else NaN.
-Result<ops::GdnStateView> gdn_state(const ops::GdnMix::Problem& p, const Positions& positions, Trial& trial) {
+Result<ops::GdnStateView> gdn_state(const ops::GdnMix::Problem& p, ops::GdnStateLayout layout, const Positions& positions, Trial& trial) {
   const int64_t ring_rows = ops::kGrid + p.k_max + 1, window_columns = 3 + p.k_max + 1;
   const int64_t channels = 2 * p.num_k_heads * p.d_k + p.num_v_heads * p.d_v;
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -74,9 +74,11 @@ Result<ops::GdnStateView> gdn_state(const ops::GdnMix::Problem& p, const Positio
   const auto in_use = [&](int64_t slot) { return positions.cursor[static_cast<size_t>(slot)] > 0; };
 
   ops::GdnStateView g;
-  const int64_t state_size = p.num_v_heads * p.d_v * p.d_k;
-  ASSIGN_OR_RETURN(g.state, trial.tensor(DType::kF32, {kNumSlots, p.num_v_heads, p.d_v, p.d_k},
-                                         [&](int64_t i) { return in_use(i / state_size) ? trial.uniform(-0.3f, 0.3f) : kNaN; }));
+  const Shape shape{kNumSlots, p.num_v_heads, p.d_v, p.d_k};
+  std::vector<float> state;
+  for (int64_t i = 0; i < shape.num_elements(); ++i) state.push_back(in_use(i / (shape.num_elements() / kNumSlots)) ? trial.uniform(-0.3f, 0.3f) : kNaN);
+  ops::to_layout(layout, state, p.d_v * p.d_k);
+  ASSIGN_OR_RETURN(g.state, trial.upload(std::as_bytes(std::span(state)), DType::kF32, shape));
   const float unit = std::sqrt(3.0f / static_cast<float>(p.d_k));
   ASSIGN_OR_RETURN(g.ring_k, trial.tensor(p.ring, {kNumSlots, ring_rows, p.num_k_heads, p.d_k},
                                           [&](int64_t i) { return filled(i / (p.num_k_heads * p.d_k), unit); }));
@@ -106,7 +108,7 @@ Result<void> run(const ops::GdnMix::Problem& p, const ops::GdnMix::Kernel& kerne
 
   // Slot 2 begins with a fold that is due; the sequences go on from step to step and cross boundaries inside a step and at its end.
   Positions positions{.cursor = {1147, 0, 576 + static_cast<int32_t>(std::min<int64_t>(p.k_max, 3))}, .boundary = {1088, 0, 512}};
-  ASSIGN_OR_RETURN(const ops::GdnStateView state, gdn_state(p, positions, trial));
+  ASSIGN_OR_RETURN(const ops::GdnStateView state, gdn_state(p, kernel.state_layout(), positions, trial));
   const double bound = trial.bound(kGdnRoundings, p.activation);
   const auto mix = [&](const std::vector<ops::RowRun>& runs, const std::string& label) -> Result<void> {
     ASSIGN_OR_RETURN(const Step step, trial.step(runs, positions));
@@ -126,7 +128,9 @@ Result<void> run(const ops::GdnMix::Problem& p, const ops::GdnMix::Kernel& kerne
       cursor += run.num_rows;
     }
     RETURN_IF_ERROR(trial.keep(label, out, bound));
-    RETURN_IF_ERROR(trial.keep("state after " + label, state.state, bound));
+    ASSIGN_OR_RETURN(std::vector<float> s, trial.read(state.state));
+    ops::from_layout(kernel.state_layout(), s, p.d_v * p.d_k);
+    trial.keep({"state after " + label, std::move(s), p.d_k, bound});
     return trial.keep("boundary columns after " + label, state.boundary_columns, 0);
   };
   const auto one_run = [](ops::RowKind kind, int32_t n, bool committed) {

@@ -1,3 +1,6 @@
+#include <bit>
+#include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "ops/bed.h"
@@ -165,7 +168,8 @@ class GdnBed {
   }
   /// The stored state transposed to the reference's [nv, dk, dv].
   std::vector<float> stored_state(int64_t slot) {
-    const std::vector<float> s = Bed::values(state_.state.at(slot));
+    std::vector<float> s = Bed::values(state_.state.at(slot));
+    from_layout(kernel_->state_layout(), s, extent_.dv * extent_.dk);
     std::vector<float> result(s.size());
     for (int64_t h = 0; h < extent_.nv; ++h)
       for (int64_t c = 0; c < extent_.dv; ++c)
@@ -207,6 +211,42 @@ class GdnBed {
   SlotTables slots_;
   GdnStateView state_;
 };
+
+TEST(GdnStateLayout, HalvesLoseNothingAndTheUpperOnesAreTheNearestBf16) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+  const auto with_bits = [](uint32_t bits) { return std::bit_cast<float>(bits); };
+  std::vector<float> values = {0.0f, -0.0f, 1.0f, -1.0f, kInfinity, -kInfinity, std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::min(),
+                               // Halfway between two bf16, on either side of it, and where rounding up takes the next exponent.
+                               with_bits(0x3f808000), with_bits(0x3f807fff), with_bits(0xbf818000), with_bits(0xbf818001), with_bits(0x3fffffff)};
+  Random random(5);
+  while (values.size() < 192) values.push_back(random.normal() * std::exp2(static_cast<float>(values.size() % 40) - 30));
+  const std::vector<float> before = values;
+  constexpr int64_t kHead = 64;
+  to_layout(GdnStateLayout::kHalves, values, kHead);
+  for (size_t i = 0; i < before.size(); ++i) {
+    uint16_t upper;
+    std::memcpy(&upper, reinterpret_cast<const std::byte*>(values.data() + i / kHead * kHead) + 2 * (i % kHead), sizeof upper);
+    const float rounded = std::bit_cast<float>(uint32_t{upper} << 16);
+    if (std::isinf(before[i])) EXPECT_EQ(rounded, before[i]);
+    else EXPECT_LE(std::abs(rounded - before[i]), std::abs(before[i] - round_bf16(before[i]))) << before[i];
+  }
+  from_layout(GdnStateLayout::kHalves, values, kHead);
+  for (size_t i = 0; i < before.size(); ++i) EXPECT_EQ(std::bit_cast<uint32_t>(values[i]), std::bit_cast<uint32_t>(before[i]));
+
+  std::vector<float> none = {kNaN, -kNaN, with_bits(0x7fffffff), with_bits(0xffffffff)};  // the last but one is what NVIDIA's units make
+  to_layout(GdnStateLayout::kHalves, none, 2);
+  for (const size_t head : {0, 1}) {
+    uint16_t upper[2];
+    std::memcpy(upper, none.data() + 2 * head, sizeof upper);
+    for (const uint16_t half : upper) EXPECT_TRUE(std::isnan(std::bit_cast<float>(uint32_t{half} << 16))) << half;
+  }
+  from_layout(GdnStateLayout::kHalves, none, 2);
+  for (const float value : none) EXPECT_TRUE(std::isnan(value));
+
+  values = before;
+  to_layout(GdnStateLayout::kF32, values, kHead);
+  EXPECT_EQ(std::memcmp(values.data(), before.data(), before.size() * sizeof(float)), 0);
+}
 
 TEST(GdnMix, EqualsTheRecurrenceForEveryHeadMapAndLength) {
   for (const GdnExtent& extent : kGdnExtents)

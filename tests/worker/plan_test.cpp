@@ -150,7 +150,7 @@ TEST(Plan, KeepsRingsInTheTypeOfActivationsUnlessFloatIsAskedFor) {
   // 69 rows of 16 keys and 48 updates of 128, in 48 layers.
   EXPECT_EQ(wide->memory.ring_bytes - usual->memory.ring_bytes, uint64_t(usual->limits.num_slots) * 48 * 69 * (16 + 48) * 128 * 2);
   EXPECT_GT(usual->memory.kv_bytes, wide->memory.kv_bytes);
-  EXPECT_EQ(wide->decode_bytes_per_token - usual->decode_bytes_per_token, 48.0 * 32 * (16 + 48) * 128 * 2) << "half a ring is read";
+  EXPECT_EQ(wide->decode_bytes_per_token - usual->decode_bytes_per_token, 48.0 * 32 * (16 + 48) * 128 * 2 + 48.0 * 48 * 128 * 128 * 2) << "half a ring is read, and half of each element of S";
   EXPECT_EQ(planned(ModelDType::kBFloat16, RingDType::kBFloat16)->ring, DType::kBF16);
   for (const RingDType ring : {RingDType::kAuto, RingDType::kFloat32}) EXPECT_EQ(planned(ModelDType::kFloat32, ring)->ring, DType::kF32);
   EXPECT_THAT(planned(ModelDType::kFloat32, RingDType::kBFloat16).error().message, HasSubstr("--gdn-ring-dtype bfloat16 with --dtype float32"));

@@ -207,8 +207,9 @@ class Mixers {
                              for (const ops::GdnStateView& state : states) kernel.enqueue(step.rows, in, packed, state, out, launch);
                            }) /
                            kLayers;
-    // States and what rings hold are read once. The recurrent form's useful work: two products with the state and one update of it a row.
-    const int64_t state_bytes = slots * kVHeads * kGdnDim * kGdnDim * 4, ring_bytes = step.ring_rows * (kKHeads + kVHeads) * kGdnDim * static_cast<int64_t>(dtype_size(selection_.ring));
+    // States, of which decode rows need the upper halves where there are such, and what rings hold are read once. The recurrent form's useful work: two products with the state and one update of it a row.
+    const int64_t element_bytes = kernel.state_layout() == ops::GdnStateLayout::kHalves && kind == ops::RowKind::kDecode ? 2 : 4;
+    const int64_t state_bytes = slots * kVHeads * kGdnDim * kGdnDim * element_bytes, ring_bytes = step.ring_rows * (kKHeads + kVHeads) * kGdnDim * static_cast<int64_t>(dtype_size(selection_.ring));
     add(what, runs, kind, seconds, static_cast<double>(state_bytes + ring_bytes), 6.0 * static_cast<double>(n * kVHeads * kGdnDim * kGdnDim), rows);
     bench_.release();
   }

@@ -30,6 +30,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
 
   [[nodiscard]] std::string_view arithmetic() const override { return !prompt_ ? "cuda.mma.bf16" : prompt_->hopper() ? "cuda.sm90.chunked.bf16" : "cuda.mma.chunked.bf16"; }
   [[nodiscard]] size_t packed_bytes() const override { return launcher_.packed_bytes(); }
+  [[nodiscard]] ops::GdnStateLayout state_layout() const override { return launcher_.state_layout(); }
   [[nodiscard]] size_t workspace_bytes(int64_t max_rows) const override { return prompt_ ? prompt_->workspace_bytes(max_rows) : 0; }
   void pack(const ops::GdnMix::Weights& weights, ops::Buffer& packed, ops::Stream& stream) const override {
     launcher_.pack(weights, packed, cuda_stream(stream));
@@ -42,7 +43,8 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
     const Kinds kinds = kinds_of(rows);
     if (kinds.num_decode_runs > 0) {
       // Few states leave the memory idle while they are computed with. (gdn_few does not ask: what it waits for would come later.)
-      const int64_t state_bytes = kinds.num_decode_runs * problem_.num_v_heads * kDim * kDim * static_cast<int64_t>(sizeof(float));
+      const size_t element_bytes = launcher_.state_layout() == ops::GdnStateLayout::kHalves ? sizeof(uint16_t) : sizeof(float);
+      const int64_t state_bytes = kinds.num_decode_runs * problem_.num_v_heads * kDim * kDim * static_cast<int64_t>(element_bytes);
       if (state_bytes <= l2_bytes_ / 4) args.prefetch = plain::prefetch_of(launch, l2_bytes_ / 2);
       launch_decode(stream, kinds.longest_decode_run, args);
     }
@@ -89,7 +91,7 @@ class GdnMixKernel final : public ops::GdnMix::Kernel {
 
 Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device, bool chunked) {
   Device& gpu = cuda_device(device);
-  ASSIGN_OR_RETURN(GdnLauncher launcher, GdnLauncher::create(problem, gpu));
+  ASSIGN_OR_RETURN(GdnLauncher launcher, GdnLauncher::create(problem, gpu, gdn_state_layout(problem.ring)));
   std::optional<GdnPromptLauncher> prompt;
   if (chunked) {
     ASSIGN_OR_RETURN(prompt, GdnPromptLauncher::create(problem, gpu));

@@ -46,6 +46,76 @@ __device__ float* update_at(Shared<kRows, kStaged>& s, int warp, int j, int colu
   return &s.updates[warp][j][update_piece(j, column / kOfPiece) * kOfPiece + column % kOfPiece];
 }
 
+/// The warp's columns of a head's stored S.
+__device__ float* state_of(const GdnArgs& g, const Job& job, int head, int warp) {
+  return g.state + ((job.slot * g.num_v_heads + head) * kDim + warp * kColumns) * kDim;
+}
+/// Where piece `i` of a warp's column stands: eight columns' two pieces of matrix instructions lie in different banks.
+__device__ int state_piece(int column, int i) { return i ^ 2 * (column % 4); }
+/// Begins to copy the warp's columns of a head's stored S.
+template <class Memory>
+__device__ void begin_state(Memory& s, const GdnArgs& g, int slot, int head, int warp, int lane) {
+  const float* stored = g.state + ((slot * g.num_v_heads + head) * kDim + warp * kColumns) * kDim + 4 * lane;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) copy_async(&s.state[warp][c][4 * state_piece(c, lane)], stored + c * kDim);
+}
+constexpr int kPairsAtOnce = 2;  // of tiles: four chains of products hide each other's latency
+/// S <- e^G64 S + products for the warp's columns in shared memory, two pairs of tiles of 8 places at a time, to whose sums `add` adds: sum
+/// i of tile n is of column lane / 4 + 8 (i / 2) and place 16 (first_pair + pair) + 8 n + 2 (lane % 4) + i % 2. Where `stored` is given S
+/// goes there, and back where it is read again; if not, the columns at `refill`, where given, are asked for in its place as soon as it is
+/// read.
+template <class State, class Add>
+__device__ __forceinline__ void fold_state(State& state, float decay, float* stored, const float* refill, bool is_read, int warp, int lane,
+                                           const Add& add) {
+  constexpr int kTiles = kDim / 16;
+#pragma unroll 1
+  for (int first_pair = 0; first_pair < kTiles; first_pair += kPairsAtOnce) {
+    float sum[kPairsAtOnce][2][4];
+    const auto at = [&](int pair, int n, int half) {
+      const int column = lane / 4 + 8 * half;
+      return reinterpret_cast<float2*>(
+          &state[warp][column][4 * state_piece(column, 4 * (first_pair + pair) + 2 * n + lane % 4 / 2) + lane % 2 * 2]);
+    };
+#pragma unroll
+    for (int pair = 0; pair < kPairsAtOnce; ++pair)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 x = *at(pair, n, half);
+          sum[pair][n][2 * half] = decay * x.x;
+          sum[pair][n][2 * half + 1] = decay * x.y;
+        }
+    if (refill != nullptr) {
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 2 * kPairsAtOnce; ++i) {
+        const int column = lane / 4 + i % 2 * 8, piece = 4 * (first_pair + i / 2) + lane % 4;
+        copy_async(&state[warp][column][4 * state_piece(column, piece)], refill + column * kDim + 4 * piece);
+      }
+    }
+    add(first_pair, sum);
+#pragma unroll
+    for (int pair = 0; pair < kPairsAtOnce; ++pair)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 x{sum[pair][n][2 * half], sum[pair][n][2 * half + 1]};
+          if (is_read) *at(pair, n, half) = x;
+          if (stored != nullptr)
+            *reinterpret_cast<float2*>(stored + (lane / 4 + 8 * half) * kDim + 16 * (first_pair + pair) + 8 * n + 2 * (lane % 4)) = x;
+        }
+  }
+}
+/// Adds 8 values over 8 lanes; the sum of value i ends in lane i of the eight.
+__device__ float transposed_sum(float (&values)[8], int lane) {
+  halve<4>(values, lane, 4);
+  halve<2>(values, lane, 2);
+  halve<1>(values, lane, 1);
+  return values[0];
+}
+
 /// Past L1, which is small beside so much shared memory and keeps what is read again.
 __device__ float4 four_once(const float* at) { return __ldcg(reinterpret_cast<const float4*>(at)); }
 

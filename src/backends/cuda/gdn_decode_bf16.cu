@@ -4,8 +4,8 @@
 
 // Decode and verify rows of heads of 128 x 128 whose ring is bfloat16, so that its keys and updates are operands of matrix instructions as
 // they stand. Blocks and jobs are those of gdn_decode.cu: a run and the value heads of a key head one after the other, or one of them alone
-// while there are few. A warp has 16 of a head's 128 columns to itself: their 8 KB of S and the updates are copied to shared memory while
-// whatever comes before is computed, and as soon as it has been summed over either it asks for the next head's. Memory is busy while
+// while there are few. A warp has 16 of a head's 128 columns to itself: the upper half of S there, 4 KB, and the updates are copied to shared
+// memory while whatever comes before is computed, and as soon as it has been summed over either it asks for the next head's. Memory is busy while
 // instructions between two requests are few, so all that does not depend on S is made once for a group of heads, by all warps: q, k and v
 // behind the convolution, products of earlier keys with both, and with them the weights of updates. S is read once for up to 4 rows and
 // written only when the 64 rows of a chunk are folded in. Every sum has an order fixed by positions in the chunk: a row's bits are the same
@@ -18,11 +18,11 @@ namespace {
 /// kRows: taken at a time. kGroup: heads that are prepared at a time. kKeysApart: keys that are folded have a place beside the updates.
 template <int kRows, int kGroup, bool kKeysApart>
 struct Shared : JobsOfBlock<kRows> {
-  alignas(128) float state[kWarps][kColumns][kDim];   // pieces of 16 bytes of a column permuted: state_piece
+  // Halves of S; pieces of 16 bytes of a column permuted: state_piece. The lower ones are there where a chunk is folded.
+  alignas(128) uint16_t upper[kWarps][kColumns][kDim], lower[kWarps][kColumns][kDim];
   __nv_bfloat16 updates[kWarps][kChunk][kColumns];    // by position, pieces of 16 bytes permuted: update_piece
   __nv_bfloat16 keys[kKeysApart ? kChunk : 0][kDim];  // swizzled
   uint32_t weights[kRows][kGroup][kTerms][4][8];      // pairs, as a matrix instruction's lanes have them: weight_at
-  float k[kRows][kDim], q[kRows][kDim];
   __nv_bfloat16 parts[kRows][kParts][kDim];
   float dots[kRows][kParts][kChunk];  // by position: kj . k, and kj . q in two
   __nv_bfloat16 v[kRows][kGroup][kDim], z[kRows][kGroup][kDim];
@@ -48,6 +48,16 @@ __device__ void await(uint64_t& barrier, int parity) {
   __syncwarp();
 }
 
+/// Begins to copy the warp's columns of what a head's rows read of S.
+template <class Memory>
+__device__ void begin_state(Memory& s, const GdnArgs& g, int slot, int head, int warp, int lane) {
+  begin_half(s.upper[warp], halves_of(g, slot, head).upper, warp, lane);
+}
+/// And of what only a fold reads.
+template <class Memory>
+__device__ void begin_lower(Memory& s, const GdnArgs& g, int slot, int head, int warp, int lane) {
+  begin_half(s.lower[warp], halves_of(g, slot, head).lower, warp, lane);
+}
 /// Begins to copy the warp's columns of a head's updates at the first `count` positions of the chunk at `start`, and zeros behind them as
 /// far as sums over the updates before any of kRows rows go.
 template <int kRows, class Memory>
@@ -65,6 +75,12 @@ __device__ void begin_updates(Memory& s, const GdnArgs& g, const Job& job, int s
     row += kAtOnce;
     to += kAtOnce * kColumns;
   }
+}
+/// The same for the rows of a batch, which may end their chunk.
+template <int kRows, class Memory>
+__device__ void begin_batch(Memory& s, const GdnArgs& g, const Job& job, const Batch& batch, int head, int warp, int lane) {
+  begin_updates<kRows>(s, g, job, batch.start, batch.first, head, warp, lane);
+  if (batch.ends_chunk) begin_lower(s, g, job.slot, head, warp, lane);
 }
 /// Asks for what a job's first group of heads reads before S, in L2.
 __device__ void prefetch_job(const GdnArgs& g, const Job& job) {
@@ -120,7 +136,7 @@ __device__ void decode(const GdnArgs& g) {
       begin_state(s, g, s.jobs[0].slot, s.jobs[0].head, warp, lane);
       commit_copies();
     }
-    begin_updates<kRows>(s, g, s.jobs[0], s.jobs[0].begin.start, s.jobs[0].begin.first, s.jobs[0].head, warp, lane);
+    begin_batch<kRows>(s, g, s.jobs[0], s.jobs[0].begin, s.jobs[0].head, warp, lane);
     commit_copies();
   }
   if (threadIdx.x == kFinder) prefetch_share(g.prefetch, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
@@ -230,7 +246,6 @@ __device__ void decode(const GdnArgs& g) {
                 y = {y.x * factor, y.y * factor, y.z * factor, y.w * factor};
                 if (warp == 0)
                   y = {round_to(DType::kBF16, y.x), round_to(DType::kBF16, y.y), round_to(DType::kBF16, y.z), round_to(DType::kBF16, y.w)};
-                *reinterpret_cast<float4*>(&(warp == 0 ? s.k : s.q)[r][4 * lane]) = y;
                 const SplitPair front = split(y.x, y.y), back = split(y.z, y.w);
                 *reinterpret_cast<uint2*>(&s.parts[r][warp][4 * lane]) = {front.high, back.high};
                 if (warp == 1) *reinterpret_cast<uint2*>(&s.parts[r][2][4 * lane]) = {front.low, back.low};
@@ -288,8 +303,7 @@ __device__ void decode(const GdnArgs& g) {
           int thread = static_cast<int>(threadIdx.x);
           asm volatile("" : "+r"(thread));  // as above
           const int warp = thread / 32, lane = thread % 32, h = head - first_head;
-          // Of sums over a head's 16 columns a lane keeps that of one: with k, or with q. Eight lanes share four columns of S.
-          const int group = lane / 8, phase = lane % 8;
+          // Of sums over a head's 16 columns a lane keeps that of one: with k, or with q.
           const int my_column = lane / 4 + lane % 4 / 2 * 8, column = warp * kColumns + my_column;
           const bool has_q = lane % 2 == 1;
           // The next job is looked for beside the first head, and known to all at the last one's start. What is dealt takes a while to be
@@ -312,6 +326,7 @@ __device__ void decode(const GdnArgs& g) {
             await_copies<0>();
             __syncwarp();
             begin_updates<kRows>(s, g, job, old_start, kChunk, head, warp, lane);  // in place of the new chunk's
+            begin_lower(s, g, job.slot, head, warp, lane);
             commit_copies();
             if constexpr (kKeysApart) {
               __syncthreads();
@@ -321,8 +336,8 @@ __device__ void decode(const GdnArgs& g) {
             __syncthreads();
             const float total = __shfl_sync(kAllLanes, old_sums[1], 31);
             const float factors[2] = {expf(total - old_sums[0]), expf(total - old_sums[1])};
-            fold<kKeysApart>(s, g, job, old_start, expf(total), factors, kChunk, stores_fold() ? state_of(g, job, head, warp) : nullptr,
-                             nullptr, true, warp, lane);
+            const Halves stored = halves_of(g, job.slot, head);
+            fold<kKeysApart>(s, g, job, old_start, expf(total), factors, kChunk, stores_fold() ? &stored : nullptr, warp, lane);
             begin_updates<kRows>(s, g, job, batch.start, batch.first, head, warp, lane);
             commit_copies();
           }
@@ -341,18 +356,9 @@ __device__ void decode(const GdnArgs& g) {
             const int position = batch.first + r;
             const bool ends_batch = kRows == 1 || r + 1 == rows;
             // Along the state.
-            float along[8] = {};
-            const float* mine = &s.state[warp][2 * group][0];
-#pragma unroll
-            for (int m = 0; m < 4; ++m) {
-              const float4 k = four(&s.k[r][32 * m + 4 * phase]), q = four(&s.q[r][32 * m + 4 * phase]);
-#pragma unroll
-              for (int c = 0; c < 4; ++c) {
-                const float4 x = four(mine + (c / 2 + c % 2 * 8) * kDim + 32 * m + 4 * state_piece(2 * group + c / 2, phase));
-                along[2 * c] = dot(x, k, along[2 * c]);
-                along[2 * c + 1] = dot(x, q, along[2 * c + 1]);
-              }
-            }
+            const float of_state = along_state(s.parts[r], has_q, lane, [&](int i, int half) {
+              return *reinterpret_cast<const uint4*>(&s.upper[warp][lane / 4 + 8 * half][lane_place(lane, i)]);
+            });
             if (ends_batch) {
               __syncwarp();
               if (copies_next && !batch.ends_chunk) begin_state(s, g, next_job.slot, next_head, warp, lane);
@@ -361,7 +367,6 @@ __device__ void decode(const GdnArgs& g) {
             const Factors factors = s.factors[r][h];
             const float v = __bfloat162float(s.v[r][h][column]), z = fast_silu(__bfloat162float(s.z[r][h][column])),
                         norm_weight = g.norm[column];
-            const float along_state = transposed_sum(along, lane);
             if (r == 0) {
               if (ends_batch)
                 await_copies<1>();
@@ -382,7 +387,7 @@ __device__ void decode(const GdnArgs& g) {
               load_matrices_transposed(u, updates + step * 16 * kColumns * sizeof(__nv_bfloat16));
               multiply_add(sums, u, weights[2 * step], weights[2 * step + 1]);
             }
-            const auto [u, o] = finish_row(factors, v, along_state, sums, has_q, lane);
+            const auto [u, o] = finish_row(factors, v, of_state, sums, has_q, lane);
             if (!has_q) {
               static_cast<__nv_bfloat16*>(g.ring_u)[(ring_row(g, job, batch.start, position) * g.num_v_heads + head) * kDim + column] = u;
               if (kRows > 1 || batch.ends_chunk)  // for later rows and the fold
@@ -399,16 +404,17 @@ __device__ void decode(const GdnArgs& g) {
           }
           if (batch.ends_chunk) {
             const float factors[2] = {s.fold_factors[h][lane], s.fold_factors[h][lane + 32]};
-            fold<kKeysApart>(s, g, job, batch.start, s.factors[rows - 1][h].decay, factors, batch.first, state_of(g, job, head, warp),
-                             copies_next ? state_of(g, next_job, next_head, warp) : nullptr, false, warp, lane);
+            const Halves stored = halves_of(g, job.slot, head);
+            fold<kKeysApart>(s, g, job, batch.start, s.factors[rows - 1][h].decay, factors, batch.first, &stored, warp, lane);
+            if (copies_next) begin_state(s, g, next_job.slot, next_head, warp, lane);
             commit_copies();
           }
           if (looks && dealt && goes_on) take_job(s, s.jobs[next_place()], s.numbers[next_place()], g, before, false);
           if (copies_next) {
             if (goes_on)
-              begin_updates<kRows>(s, g, job, batch.start, batch.first, next_head, warp, lane);
+              begin_batch<kRows>(s, g, job, batch, next_head, warp, lane);
             else
-              begin_updates<kRows>(s, g, next_job, next_job.begin.start, next_job.begin.first, next_head, warp, lane);
+              begin_batch<kRows>(s, g, next_job, next_job.begin, next_head, warp, lane);
           }
           commit_copies();
           const int row = job.first_row + batch.index - job.cursor;
@@ -455,7 +461,7 @@ __device__ void decode(const GdnArgs& g) {
           const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
           begin_state(s, g, job.slot, job.head, warp, lane);
           commit_copies();
-          begin_updates<kRows>(s, g, job, next.start, next.first, job.head, warp, lane);
+          begin_batch<kRows>(s, g, job, next, job.head, warp, lane);
           commit_copies();
         }
       }

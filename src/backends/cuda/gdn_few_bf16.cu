@@ -3,7 +3,7 @@
 // Up to 4 decode or verify rows of few runs, of heads of 128 x 128 whose ring is bfloat16: a run and a value head have a block, alone on
 // its multiprocessor. Memory is no matter here, only how long a block takes from the end of the projections before it to its own end, so
 //
-// - whatever earlier steps have left is there before: a warp has its 16 columns of S in registers, and a chunk that is due to be folded (as
+// - whatever earlier steps have left is there before: a warp has its 16 columns of S's upper half in registers, and a chunk that is due to be folded (as
 //   after a verify that ended it) was folded. Behind the wait addresses are known, and one round of loads is all there is;
 // - all rows go through each stage together: convolution, a row's k and q a warp; products of keys, a matrix instruction for all rows;
 //   their weights, a row and position a lane; sums over S, which is read once. Only what a row's update needs of those before it is left
@@ -19,12 +19,12 @@ namespace {
 
 template <int kRows>
 struct Shared {
-  alignas(128) float state[kWarps][kColumns][kDim];  // where a chunk is folded; pieces of 16 bytes of a column permuted: state_piece
-  __nv_bfloat16 updates[kWarps][kChunk][kColumns];   // by position, pieces of 16 bytes permuted: update_piece
+  // Halves of S where a chunk is folded; pieces of 16 bytes of a column permuted: state_piece.
+  alignas(128) uint16_t upper[kWarps][kColumns][kDim], lower[kWarps][kColumns][kDim];
+  __nv_bfloat16 updates[kWarps][kChunk][kColumns];  // by position, pieces of 16 bytes permuted: update_piece
   __nv_bfloat16 keys[kChunk][kDim];                  // of a chunk that is folded; swizzled
   float sums[kChunk];                                // G, of a chunk that rows end
   uint32_t weights[kRows][kTerms][4][8];             // pairs, as a matrix instruction's lanes have them: weight_at
-  float k[kRows][kDim], q[kRows][kDim];
   __nv_bfloat16 parts[kRows][kParts][kDim];
   float dots[kRows][kParts][kChunk];  // by position: kj . k, and kj . q in two
   __nv_bfloat16 v[kRows][kDim];
@@ -55,13 +55,15 @@ template <int kRows>
 __device__ __noinline__ void fold_staged(Shared<kRows>& s, const GdnArgs& g, float sum, float sum_further) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const float total = __shfl_sync(kAllLanes, sum_further, 31), factors[2] = {expf(total - sum), expf(total - sum_further)};
-  fold<true>(s, g, Job{}, 0, expf(total), factors, kChunk, nullptr, nullptr, true, warp, lane);
+  fold<true>(s, g, Job{}, 0, expf(total), factors, kChunk, nullptr, warp, lane);
 }
 /// The chunk of 64 rows from the stored boundary on is folded into S in shared memory, before its keys are overwritten. All threads.
 template <int kRows>
 __device__ void fold_what_is_due(Shared<kRows>& s, const GdnArgs& g, const Job& job, int run, int warp, int lane) {
   const int start = job.boundary % (kChunk + g.k_max + 1);
-  begin_state(s, g, job.slot, job.head, warp, lane);
+  const Halves stored = halves_of(g, job.slot, job.head);
+  begin_half(s.upper[warp], stored.upper, warp, lane);
+  begin_half(s.lower[warp], stored.lower, warp, lane);
   begin_updates(s, g, job, start, kChunk, kChunk, warp, lane);
 #pragma unroll
   for (int i = 0; i < kChunk / kWarps / 2; ++i) {
@@ -110,20 +112,26 @@ __device__ void decode(const GdnArgs& g) {
   const int keys = g.num_k_heads * kDim, channels = 2 * keys + g.num_v_heads * kDim;
 
   // State, ring and window are of the step before: they are read while the projections before this kernel still run.
-  const int group = lane / 8, phase = lane % 8;  // eight lanes share four columns
-  float4 state[4][4];                            // by 32 places, of which a lane has four, and column
-  const auto in_memory = [&](int m, int c) -> float4& {
-    return *reinterpret_cast<float4*>(&s.state[warp][2 * group + c / 2 + c % 2 * 8][32 * m + 4 * state_piece(2 * group + c / 2, phase)]);
+  const Halves stored = halves_of(g, job.slot, head);
+  uint4 state[kDim / 32][2];  // of the columns lane / 4 and the one 8 further, by 32 places, of which a lane has eight: upper halves
+  const auto in_memory = [&](int i, int half) {
+    return reinterpret_cast<uint4*>(&s.upper[warp][lane / 4 + 8 * half][lane_place(lane, i)]);
   };
+  const auto each_piece = [&](const auto& visit) {
+#pragma unroll
+    for (int i = 0; i < kDim / 32; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) visit(state[i][half], i, half);
+  };
+  const auto read_folded = [&] { each_piece([&](uint4& piece, int i, int half) { piece = *in_memory(i, half); }); };
   if (due) {
     fold_what_is_due(s, g, job, run, warp, lane);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) state[i / 4][i % 4] = in_memory(i / 4, i % 4);
+    read_folded();
   } else {
-    const float* stored = state_of(g, job, head, warp) + 2 * group * kDim + 4 * phase;
-#pragma unroll
-    for (int i = 0; i < 16; ++i)
-      state[i / 4][i % 4] = __ldcg(reinterpret_cast<const float4*>(stored + (i % 4 / 2 + i % 2 * 8) * kDim + 32 * (i / 4)));
+    each_piece([&](uint4& piece, int i, int half) {
+      piece = __ldcg(reinterpret_cast<const uint4*>(stored.upper + (warp * kColumns + lane / 4 + 8 * half) * kDim + 32 * i + 8 * (lane % 4)));
+    });
+    if (ends) begin_half(s.lower[warp], stored.lower, warp, lane);
   }
   begin_updates(s, g, job, job.start, first, min((first + kRows - 1) / 16 * 16 + 16, kChunk), warp, lane);
   commit_copies();
@@ -202,7 +210,6 @@ __device__ void decode(const GdnArgs& g) {
     const SplitPair front = split(y.x, y.y), back = split(y.z, y.w);
     high = {front.high, back.high};
     if (converts) {
-      *reinterpret_cast<float4*>(&(is_key ? s.k : s.q)[row][4 * lane]) = y;
       *reinterpret_cast<uint2*>(&s.parts[row][is_key ? 0 : 1][4 * lane]) = high;
       if (!is_key) *reinterpret_cast<uint2*>(&s.parts[row][2][4 * lane]) = {front.low, back.low};
       *reinterpret_cast<uint32_t*>(&s.v[row][channel_of_head]) = split(v.x, v.y).high;
@@ -271,23 +278,9 @@ __device__ void decode(const GdnArgs& g) {
       }
     }
     // Along the state.
-    float along_state[kRows];
-    {
-      float along[kRows][8] = {};
+    float of_state[kRows];
 #pragma unroll
-      for (int m = 0; m < 4; ++m)
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const float4 k = four(&s.k[r][32 * m + 4 * phase]), q = four(&s.q[r][32 * m + 4 * phase]);
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            along[r][2 * c] = dot(state[m][c], k, along[r][2 * c]);
-            along[r][2 * c + 1] = dot(state[m][c], q, along[r][2 * c + 1]);
-          }
-        }
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) along_state[r] = transposed_sum(along[r], lane);
-    }
+    for (int r = 0; r < kRows; ++r) of_state[r] = along_state(s.parts[r], has_q, lane, [&](int i, int half) { return state[i][half]; });
     // Row after row. The updates at the 16 positions that the first row is among, and the 16 behind them, are completed in registers.
     uint32_t near[2][4] = {};
     if (from == 0) load_matrices_transposed(near[0], updates + full * 16 * kColumns * sizeof(__nv_bfloat16));
@@ -303,7 +296,7 @@ __device__ void decode(const GdnArgs& g) {
         const uint2 further = weights_at(r, full + 1);
         multiply_add(sums[r], near[1], further.x, further.y);
       }
-      const auto [u, o] = finish_row(factors, v, along_state[r], sums[r], has_q, lane);
+      const auto [u, o] = finish_row(factors, v, of_state[r], sums[r], has_q, lane);
       if (r + 1 < kRows) {  // two lanes of four have the update of one column, the others that of the column 8 further
         const uint32_t mine = __bfloat16_as_ushort(u), others = __shfl_xor_sync(kAllLanes, mine, 2);
         const uint32_t lower = lane % 4 < 2 ? mine : others, upper = lane % 4 < 2 ? others : mine;
@@ -326,13 +319,11 @@ __device__ void decode(const GdnArgs& g) {
     }
     if (!ends || from > 0 || (to == rows && !job.committed)) break;
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 16; ++i) in_memory(i / 4, i % 4) = state[i / 4][i % 4];
+    each_piece([&](const uint4& piece, int i, int half) { *in_memory(i, half) = piece; });
     __syncwarp();
     fold_staged(s, g, s.sums[lane], s.sums[lane + 32]);
     if (to == rows) break;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) state[i / 4][i % 4] = in_memory(i / 4, i % 4);
+    read_folded();
     from = to;
     to = rows;
     shift = -from;
@@ -366,9 +357,7 @@ __device__ void decode(const GdnArgs& g) {
     if (job.keeps_keys) *reinterpret_cast<uint2*>(window_at(g, job, job.cursor + row, channel)) = raw[3];
   }
   if (stores) {
-    float* stored = state_of(g, job, head, warp) + 4 * lane;
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) *reinterpret_cast<float4*>(stored + c * kDim) = four(&s.state[warp][c][4 * state_piece(c, lane)]);
+    store_state(s, stored, warp, lane);
     keep_columns(g, job);
   }
 }

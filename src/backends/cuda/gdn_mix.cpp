@@ -17,12 +17,12 @@ int64_t shared_bytes(const ops::GdnMix::Problem& p) {
 
 }  // namespace
 
-Result<GdnLauncher> GdnLauncher::create(const ops::GdnMix::Problem& problem, Device& device) {
+Result<GdnLauncher> GdnLauncher::create(const ops::GdnMix::Problem& problem, Device& device, ops::GdnStateLayout layout) {
   CHECK(std::ssize(problem.k_head) == problem.num_v_heads);
   for (const int32_t head : problem.k_head) CHECK(head >= 0 && head < problem.num_k_heads);
   CHECK(std::ranges::is_sorted(problem.k_head));
   ASSIGN_OR_RETURN(const LinearLauncher linear, LinearLauncher::create(device));
-  GdnLauncher launcher(problem, linear);
+  GdnLauncher launcher(problem, linear, layout);
   ASSIGN_OR_RETURN(launcher.rows_, device.function<GdnArgs>("gdn_mix", "gdn_rows", static_cast<int>(shared_bytes(problem))));
   ASSIGN_OR_RETURN(launcher.keys_, device.function<GdnArgs>("gdn_mix", "gdn_keys"));
   ASSIGN_OR_RETURN(launcher.window_, device.function<GdnArgs>("gdn_mix", "gdn_window"));
@@ -79,6 +79,7 @@ GdnArgs GdnLauncher::arguments(const ops::Rows& rows, const ops::GdnInputs& in, 
   args.a = in.a.data<void>();
   args.out = out.data.data<void>();
   args.state = state.state.data<float>();
+  args.is_state_halved = layout_ == ops::GdnStateLayout::kHalves;
   args.ring_k = state.ring_k.data<void>();
   args.ring_u = state.ring_u.data<void>();
   args.ring_g = state.ring_g.data<float>();
@@ -148,7 +149,7 @@ ops::Verdict accepts(const ops::GdnMix::Problem& problem, const ops::DeviceTrait
 }
 
 Result<std::unique_ptr<ops::GdnMix::Kernel>> make(const ops::GdnMix::Problem& problem, ops::Device& device) {
-  ASSIGN_OR_RETURN(GdnLauncher launcher, GdnLauncher::create(problem, cuda_device(device)));
+  ASSIGN_OR_RETURN(GdnLauncher launcher, GdnLauncher::create(problem, cuda_device(device), ops::GdnStateLayout::kF32));
   return std::unique_ptr<ops::GdnMix::Kernel>(std::make_unique<GdnMixKernel>(problem.activation, std::move(launcher)));
 }
 

@@ -1,4 +1,5 @@
 #include "backends/cuda/gdn_runs.cuh"
+#include "backends/cuda/gdn_state.cuh"
 
 // Rows are computed one after the other, prompt or not, against the state of the last boundary, so that any cut gives the same bits. Three launches a layer: gdn_rows
 // computes and keeps the state, the sums G and u; gdn_keys then writes the k of the rows that the ring holds, and gdn_window the raw columns, which gdn_rows of other
@@ -66,15 +67,15 @@ __device__ void prepare_fold(const Chunk& c) {
   __syncthreads();
 }
 /// Element (column, i) of e^G64 S + sum_j e^(G64 - Gj) uj kj^T.
-__device__ float folded(const Chunk& c, const float* state, int d_k, int d_v, int column, int i) {
-  float x = expf(c.sums[kGrid - 1]) * state[column * d_k + i];
+__device__ float folded(const Chunk& c, const StoredState& state, int d_k, int d_v, int column, int i) {
+  float x = expf(c.sums[kGrid - 1]) * state.get(column * d_k + i);
   for (int j = 0; j < kGrid; ++j) x = fmaf(c.factors[j] * c.u[j * d_v + column], c.k[j * d_k + i], x);
   return x;
 }
-__device__ void store_fold(const Chunk& c, float* state, int d_k, int d_v) {
+__device__ void store_fold(const Chunk& c, const StoredState& state, int d_k, int d_v) {
   prepare_fold(c);
   for (int element = static_cast<int>(threadIdx.x); element < d_k * d_v; element += kThreads)
-    state[element] = folded(c, state, d_k, d_v, element / d_k, element % d_k);
+    state.put(element, folded(c, state, d_k, d_v, element / d_k, element % d_k));
   __syncthreads();
 }
 
@@ -100,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_rows(const __grid_con
   const bool fold_only = run.cursor == run.end && g.step.boundary[run.slot] + kGrid <= run.cursor;  // a run from a grid point on
   if (run.cursor == run.end && !fold_only) return;
   const Chunk c = chunk_in(memory, g);
-  float* state = g.state + (run.slot * g.num_v_heads + head) * d_k * d_v;
+  const StoredState state(g, run.slot, head);
   int64_t boundary = g.step.boundary[run.slot];
   if (boundary + kGrid <= run.cursor) {  // a fold that is due
     read_ring(g, c, run.slot, boundary, boundary + kGrid, head, k_head);
@@ -152,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) gdn_rows(const __grid_con
     for (int column = warp; column < d_v; column += kWarps) {
       float dot_k = 0, dot_q = 0;
       for (int x = lane; x < d_k; x += 32) {
-        const float s = crossed ? folded(c, state, d_k, d_v, column, x) : state[column * d_k + x];
+        const float s = crossed ? folded(c, state, d_k, d_v, column, x) : state.get(column * d_k + x);
         dot_k = fmaf(s, k[x], dot_k);
         dot_q = fmaf(s, c.q[x], dot_q);
       }

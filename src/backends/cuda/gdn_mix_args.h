@@ -34,6 +34,7 @@ struct GdnArgs {
   void* out;
   // State (ops::GdnStateView).
   float* state;
+  bool is_state_halved;  // ops::GdnStateLayout::kHalves
   void *ring_k, *ring_u;
   float* ring_g;
   void *conv_window, *boundary_columns;

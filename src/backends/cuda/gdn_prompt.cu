@@ -258,16 +258,16 @@ __device__ void scan(const GdnPromptArgs& args) {
     commit_copies();
   };
 
-  float* stored = g.state + ((int64_t{chunks.record.slot} * g.num_v_heads + head) * kDim + column + lane / 4) * kDim + lane % 4 * 2;
+  const StoredState stored(g, chunks.record.slot, head);
+  const int stored_at = (column + lane / 4) * kDim + lane % 4 * 2;
   float state[kDim / 8][4];  // S transposed: columns lane / 4 (+ 8) of the warp's, elements 8 n + 2 (lane % 4) (+ 1) of k
+  const auto each_pair = [&](const auto& visit) {
 #pragma unroll
-  for (int n = 0; n < kDim / 8; ++n)
+    for (int n = 0; n < kDim / 8; ++n)
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 pair = *reinterpret_cast<const float2*>(stored + half * 8 * kDim + n * 8);
-      state[n][2 * half] = pair.x;
-      state[n][2 * half + 1] = pair.y;
-    }
+      for (int half = 0; half < 2; ++half) visit(stored_at + half * 8 * kDim + n * 8, state[n][2 * half], state[n][2 * half + 1]);
+  };
+  stored.read_pairs(each_pair);
   bool folded = false;
 
   fetch(chunks.begin, stages[0]);
@@ -360,11 +360,7 @@ __device__ void scan(const GdnPromptArgs& args) {
     if constexpr (kStages == 1) fetch(tile + 1, s);
   }
   await_copies<0>();
-  if (!folded) return;
-#pragma unroll
-  for (int n = 0; n < kDim / 8; ++n)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) *reinterpret_cast<float2*>(stored + half * 8 * kDim + n * 8) = make_float2(state[n][2 * half], state[n][2 * half + 1]);
+  if (folded) stored.write_pairs(each_pair);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "backends/cuda/gdn_prompt_args.h"
 #include "backends/cuda/gdn_runs.cuh"
+#include "backends/cuda/gdn_state.cuh"
 #include "backends/cuda/mma.cuh"
 
 // What the kernels for prompt rows of GDN layers share: chunks, images, numbers in two parts. Device code only.

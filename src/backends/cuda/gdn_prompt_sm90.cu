@@ -232,24 +232,18 @@ struct Chain {
 
   __device__ __forceinline__ void run() {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32, column = part * kColumns + warp * 16;
-    float* stored = args.gdn.state + ((int64_t{walk.record.slot} * args.gdn.num_v_heads + head) * kDim + column + lane / 4) * kDim + lane % 4 * 2;
-#pragma unroll
-    for (int side = 0; side < 2; ++side)
-#pragma unroll
-      for (int i = 0; i < 32; i += 2) {
-        const float2 pair = *reinterpret_cast<const float2*>(stored + i / 2 % 2 * 8 * kDim + side * 64 + i / 4 * 8);
-        state[side][i] = pair.x;
-        state[side][i + 1] = pair.y;
-      }
-    const int whole = walk.rows(walk.end - 1) < kChunk ? walk.end - 1 : walk.end;
-    for (int tile = walk.begin; tile < whole; ++tile) chunk<false>(tile);
-    if (whole > walk.begin) {
+    const StoredState stored(args.gdn, walk.record.slot, head);
+    const auto each_pair = [&](const auto& visit) {
 #pragma unroll
       for (int side = 0; side < 2; ++side)
 #pragma unroll
         for (int i = 0; i < 32; i += 2)
-          *reinterpret_cast<float2*>(stored + i / 2 % 2 * 8 * kDim + side * 64 + i / 4 * 8) = make_float2(state[side][i], state[side][i + 1]);
-    }
+          visit((column + lane / 4 + i / 2 % 2 * 8) * kDim + lane % 4 * 2 + side * 64 + i / 4 * 8, state[side][i], state[side][i + 1]);
+    };
+    stored.read_pairs(each_pair);
+    const int whole = walk.rows(walk.end - 1) < kChunk ? walk.end - 1 : walk.end;
+    for (int tile = walk.begin; tile < whole; ++tile) chunk<false>(tile);
+    if (whole > walk.begin) stored.write_pairs(each_pair);
     if (whole < walk.end) chunk<true>(whole);
   }
 };
