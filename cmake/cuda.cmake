@@ -2,6 +2,8 @@
 # nvcc alone is needed; the program opens the driver at run time and links nothing of CUDA.
 set(QUERN_CUDA_ARCHITECTURES "80;90a;89-virtual" CACHE STRING
   "Architectures of the device code: 80 or 90a is machine code, 89-virtual is code that the driver translates for newer GPUs")
+set(QUERN_CUDA_TRANSLATE_FOR "" CACHE STRING
+  "An architecture (90) that virtual code is translated for in the build and not by the driver: for tests on a card that passes for an older one")
 
 set(QUERN_HAS_NVCC OFF)
 if(NOT QUERN_CUDA STREQUAL "OFF")
@@ -43,6 +45,9 @@ function(quern_device_code target)
       string(REPLACE "-virtual" "" number "${architecture}")
       if(architecture MATCHES "-virtual$")
         set(code "-gencode=arch=compute_${number},code=compute_${number}")
+        if(QUERN_CUDA_TRANSLATE_FOR)
+          set(code "-gencode=arch=compute_${number},code=sm_${QUERN_CUDA_TRANSLATE_FOR}")
+        endif()
       else()
         set(code "-gencode=arch=compute_${number},code=sm_${number}")
       endif()
