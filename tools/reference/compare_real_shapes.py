@@ -260,6 +260,8 @@ def compare(args, kind, tokens, positions, pool):
         codes = model.quantise(weights)
         if weights != "channel":
             model.store(weights, codes, os.path.join(args.folder, f"{kind}-{weights}"), make_config(kind, weights))
+        elif not os.path.isdir(os.path.join(args.folder, f"{kind}-bf16")):
+            models["bf16"].store("bf16", {}, os.path.join(args.folder, f"{kind}-bf16"), make_config(kind, "bf16"))
         for case in cases:
             if case.weights != weights:
                 continue
