@@ -72,9 +72,7 @@ constexpr int kPieces = kDim / 8;  // of 16 bytes of a column
 /// Where piece `i` of a warp's column stands: eight columns' pieces of one number lie in different banks, and four of each of two columns.
 __device__ constexpr int state_piece(int column, int i) { return i ^ (column % 2 * 4 + column / 2 % 4); }
 /// The element at which the piece lane % 4 + 4 i of column lane / 4 stands, and of the one 8 further. (state_piece, in few instructions)
-__device__ inline int lane_place(int lane, int i) {
-  return 8 * (lane % 4 ^ lane / 8 % 4) + 32 * (lane / 4 % 2 ^ i % 2) + 64 * (i / 2);
-}
+__device__ inline int lane_place(int lane, int i) { return 8 * (lane % 4 ^ lane / 8 % 4) + 32 * (lane / 4 % 2 ^ i % 2) + 64 * (i / 2); }
 /// Begins to copy the warp's columns of a half of S.
 __device__ inline void begin_half(uint16_t (&to)[kColumns][kDim], const uint16_t* half, int warp, int lane) {
   const uint16_t* from = half + warp * kColumns * kDim + lane * 8;
@@ -89,7 +87,8 @@ template <class Memory>
 __device__ void store_state(const Memory& s, const Halves& stored, int warp, int lane) {
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
-    const int column = 2 * i + lane / kPieces, place = 8 * state_piece(column, lane % kPieces), at = (warp * kColumns + 2 * i) * kDim + lane * 8;
+    const int column = 2 * i + lane / kPieces, place = 8 * state_piece(column, lane % kPieces),
+              at = (warp * kColumns + 2 * i) * kDim + lane * 8;
     *reinterpret_cast<uint4*>(stored.upper + at) = *reinterpret_cast<const uint4*>(&s.upper[warp][column][place]);
     *reinterpret_cast<uint4*>(stored.lower + at) = *reinterpret_cast<const uint4*>(&s.lower[warp][column][place]);
   }
@@ -137,9 +136,9 @@ __device__ __forceinline__ float norm_factor(const float (&squares)[kWarps], flo
   return rsqrtf(sum / static_cast<float>(kDim) + eps);
 }
 
-/// S <- e^G64 S + sum_j e^(G64 - Gj) uj kj^T for the warp's columns in shared memory, whose halves are both there, and where it is `stored` if
-/// that is given. `factors`: e^(G64 - Gj) of the positions lane and lane + 32. The chunk's updates are staged; so are its keys if they have
-/// a place of their own. If not, all warps of the block do this together, and keys take the updates' place.
+/// S <- e^G64 S + sum_j e^(G64 - Gj) uj kj^T for the warp's columns in shared memory, whose halves are both there, and where it is `stored`
+/// if that is given. `factors`: e^(G64 - Gj) of the positions lane and lane + 32. The chunk's updates are staged; so are its keys if they
+/// have a place of their own. If not, all warps of the block do this together, and keys take the updates' place.
 template <bool kKeysApart, class Memory>
 __device__ void fold(Memory& s, const GdnArgs& g, const Job& job, int start, float decay, const float (&factors)[2], int own,
                      const Halves* stored, int warp, int lane) {

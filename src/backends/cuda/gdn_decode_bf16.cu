@@ -4,12 +4,12 @@
 
 // Decode and verify rows of heads of 128 x 128 whose ring is bfloat16, so that its keys and updates are operands of matrix instructions as
 // they stand. Blocks and jobs are those of gdn_decode.cu: a run and the value heads of a key head one after the other, or one of them alone
-// while there are few. A warp has 16 of a head's 128 columns to itself: the upper half of S there, 4 KB, and the updates are copied to shared
-// memory while whatever comes before is computed, and as soon as it has been summed over either it asks for the next head's. Memory is busy while
-// instructions between two requests are few, so all that does not depend on S is made once for a group of heads, by all warps: q, k and v
-// behind the convolution, products of earlier keys with both, and with them the weights of updates. S is read once for up to 4 rows and
-// written only when the 64 rows of a chunk are folded in. Every sum has an order fixed by positions in the chunk: a row's bits are the same
-// alone, as a draft row, and recomputed.
+// while there are few. A warp has 16 of a head's 128 columns to itself: the upper half of S there, 4 KB, and the updates are copied to
+// shared memory while whatever comes before is computed, and as soon as it has been summed over either it asks for the next head's. Memory
+// is busy while instructions between two requests are few, so all that does not depend on S is made once for a group of heads, by all
+// warps: q, k and v behind the convolution, products of earlier keys with both, and with them the weights of updates. S is read once for up
+// to 4 rows and written only when the 64 rows of a chunk are folded in. Every sum has an order fixed by positions in the chunk: a row's
+// bits are the same alone, as a draft row, and recomputed.
 
 namespace quern::cuda {
 
@@ -25,11 +25,12 @@ struct Shared : JobsOfBlock<kRows> {
   uint32_t weights[kRows][kGroup][kTerms][4][8];      // pairs, as a matrix instruction's lanes have them: weight_at
   __nv_bfloat16 parts[kRows][kParts][kDim];
   float dots[kRows][kParts][kChunk];  // by position: kj . k, and kj . q in two
-  __nv_bfloat16 v[kRows][kGroup][kDim], z[kRows][kGroup][kDim];
+  __nv_bfloat16 v[kRows][kGroup][kDim];
+  float gates[kRows][kGroup][kDim];    // silu(z) and the norm's weight
   float fold_factors[kGroup][kChunk];  // e^(G64 - Gj)
   Factors factors[kRows][kGroup];
   float squares[kKeysApart ? 4 : 2][kRows][kWarps];  // of the outputs, of heads in turns
-  int turn[kWarps];                                  // of heads, as each warp goes
+  unsigned turn[kWarps];                             // of heads, as each warp goes
   uint64_t squared[2];                               // barriers: the squares of a head are there
 };
 /// Of a barrier in shared memory, which a warp passes before all others have come to it.
@@ -37,7 +38,7 @@ __device__ void arrive(uint64_t& barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 /// Until all have come to it as often as makes `parity` a past one: 0, 1, 0, ...
-__device__ void await(uint64_t& barrier, int parity) {
+__device__ void await(uint64_t& barrier, unsigned parity) {
   uint32_t done;
   do {
     asm volatile("{\n.reg .pred done;\nmbarrier.test_wait.parity.shared.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}\n"
@@ -143,12 +144,13 @@ __device__ void decode(const GdnArgs& g) {
   release_successor();
   const auto place = [&] { return s.place[threadIdx.x / 32]; };
   const auto next_place = [&] { return place() == 2 ? 0 : place() + 1; };
-  s.place[threadIdx.x / 32] = s.turn[threadIdx.x / 32] = 0;
+  s.place[threadIdx.x / 32] = 0;
+  s.turn[threadIdx.x / 32] = 0;
   __syncwarp();
   // A single row's norm is waited for behind the sums of the next head, so that no warp waits for another.
   float held = 0;
   int held_at = 0;
-  const auto let_go = [&](int turn) {
+  const auto let_go = [&](unsigned turn) {
     await(s.squared[turn % 2], turn / 2 % 2);
     float sum = 0;
 #pragma unroll
@@ -177,6 +179,7 @@ __device__ void decode(const GdnArgs& g) {
         {
           int thread = static_cast<int>(threadIdx.x);
           asm volatile("" : "+r"(thread));  // addresses are made anew: kept, they would push what is loaded out of the registers
+          __builtin_assume(thread >= 0 && thread < kThreads);
           const int warp = thread / 32, lane = thread % 32, keys = g.num_k_heads * kDim, channels = 2 * keys + g.num_v_heads * kDim;
           // A lane has pieces of the key at position lane / 4 of the warp's eight, and G of position lane % 8 for head lane / 8.
           const int key_at = warp * 8 + lane / 4, mine_at = warp * 8 + lane % 8, mine = min(lane / 8, heads - 1);
@@ -200,6 +203,9 @@ __device__ void decode(const GdnArgs& g) {
           const int channel = (warp == 0 ? keys + job.k_head * kDim : warp == 1 ? job.k_head * kDim : 2 * keys + v_head * kDim) + 4 * lane;
           float4 taps[4];
           uint2 raw[kRows + 3], z[kRows];
+          // Warps from the last on have a head's z each.
+          const bool gates_head = kWarps - 1 - warp < heads;
+          const int z_head = first_head + min(kWarps - 1 - warp, heads - 1);
           const auto load_raw = [&](bool given) {  // the step's rows, or those before them
 #pragma unroll
             for (int i = 0; i < kRows + 3; ++i) {
@@ -221,7 +227,10 @@ __device__ void decode(const GdnArgs& g) {
           for (int r = 0; r < kRows; ++r)
             z[r] = __ldcg(reinterpret_cast<const uint2*>(
                 static_cast<const __nv_bfloat16*>(g.z) +
-                ((job.first_row + batch.index - job.cursor + min(r, rows - 1)) * g.num_v_heads + v_head) * kDim + 4 * lane));
+                ((job.first_row + batch.index - job.cursor + min(r, rows - 1)) * g.num_v_heads + z_head) * kDim + 4 * lane));
+          // Behind an odd number of heads they lie at 8 bytes.
+          const float2 front_weights = *reinterpret_cast<const float2*>(g.norm + 4 * lane),
+                       back_weights = *reinterpret_cast<const float2*>(g.norm + 4 * lane + 2);
           __nv_bfloat16 gates[2][kRows];
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
@@ -230,6 +239,14 @@ __device__ void decode(const GdnArgs& g) {
             gates[1][r] = static_cast<const __nv_bfloat16*>(g.a)[at];
           }
           if constexpr (kDefers) __syncthreads();  // some may still read what is made anew
+          if (gates_head)
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+              const float4 x = widened_four(z[r]);
+              *reinterpret_cast<float4*>(&s.gates[r][kWarps - 1 - warp][4 * lane]) = {
+                  front_weights.x * fast_silu(x.x), front_weights.y * fast_silu(x.y), back_weights.x * fast_silu(x.z),
+                  back_weights.y * fast_silu(x.w)};
+            }
           if (converts) {
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
@@ -251,7 +268,6 @@ __device__ void decode(const GdnArgs& g) {
                 if (warp == 1) *reinterpret_cast<uint2*>(&s.parts[r][2][4 * lane]) = {front.low, back.low};
               } else {
                 *reinterpret_cast<uint2*>(&s.v[r][warp - 2][4 * lane]) = {split(y.x, y.y).high, split(y.z, y.w).high};
-                *reinterpret_cast<uint2*>(&s.z[r][warp - 2][4 * lane]) = z[r];
               }
               if (job.keeps_at_once && (!is_common || job.keeps_keys))
                 *reinterpret_cast<uint2*>(window_at(g, job, batch.index + r, channel)) = raw[r + 3];
@@ -302,6 +318,7 @@ __device__ void decode(const GdnArgs& g) {
         for (int head = first_head; head < first_head + heads; ++head) {
           int thread = static_cast<int>(threadIdx.x);
           asm volatile("" : "+r"(thread));  // as above
+          __builtin_assume(thread >= 0 && thread < kThreads);
           const int warp = thread / 32, lane = thread % 32, h = head - first_head;
           // Of sums over a head's 16 columns a lane keeps that of one: with k, or with q.
           const int my_column = lane / 4 + lane % 4 / 2 * 8, column = warp * kColumns + my_column;
@@ -365,8 +382,7 @@ __device__ void decode(const GdnArgs& g) {
               commit_copies();
             }
             const Factors factors = s.factors[r][h];
-            const float v = __bfloat162float(s.v[r][h][column]), z = fast_silu(__bfloat162float(s.z[r][h][column])),
-                        norm_weight = g.norm[column];
+            const float v = __bfloat162float(s.v[r][h][column]), gate = s.gates[r][h][column];
             if (r == 0) {
               if (ends_batch)
                 await_copies<1>();
@@ -395,7 +411,7 @@ __device__ void decode(const GdnArgs& g) {
             }
 #pragma unroll
             for (int i = 0; i < kRows; ++i)
-              if (i == r) y[i] = o * norm_weight * z;
+              if (i == r) y[i] = o * gate;
             float square = __fmul_rn(o, o);
 #pragma unroll
             for (int distance = 2; distance <= 16; distance *= 2) square += __shfl_xor_sync(kAllLanes, square, distance);
@@ -419,7 +435,7 @@ __device__ void decode(const GdnArgs& g) {
           commit_copies();
           const int row = job.first_row + batch.index - job.cursor;
           if constexpr (kDefers) {
-            const int turn = s.turn[warp];
+            const unsigned turn = s.turn[warp];
             __syncwarp();
             if (lane == 0) {
               arrive(s.squared[turn % 2]);

@@ -3,7 +3,8 @@
 // Up to 4 decode or verify rows of few runs, of heads of 128 x 128 whose ring is bfloat16: a run and a value head have a block, alone on
 // its multiprocessor. Memory is no matter here, only how long a block takes from the end of the projections before it to its own end, so
 //
-// - whatever earlier steps have left is there before: a warp has its 16 columns of S's upper half in registers, and a chunk that is due to be folded (as
+// - whatever earlier steps have left is there before: a warp has its 16 columns of S's upper half in registers, and a chunk that is due to
+// be folded (as
 //   after a verify that ended it) was folded. Behind the wait addresses are known, and one round of loads is all there is;
 // - all rows go through each stage together: convolution, a row's k and q a warp; products of keys, a matrix instruction for all rows;
 //   their weights, a row and position a lane; sums over S, which is read once. Only what a row's update needs of those before it is left
@@ -22,9 +23,9 @@ struct Shared {
   // Halves of S where a chunk is folded; pieces of 16 bytes of a column permuted: state_piece.
   alignas(128) uint16_t upper[kWarps][kColumns][kDim], lower[kWarps][kColumns][kDim];
   __nv_bfloat16 updates[kWarps][kChunk][kColumns];  // by position, pieces of 16 bytes permuted: update_piece
-  __nv_bfloat16 keys[kChunk][kDim];                  // of a chunk that is folded; swizzled
-  float sums[kChunk];                                // G, of a chunk that rows end
-  uint32_t weights[kRows][kTerms][4][8];             // pairs, as a matrix instruction's lanes have them: weight_at
+  __nv_bfloat16 keys[kChunk][kDim];                 // of a chunk that is folded; swizzled
+  float sums[kChunk];                               // G, of a chunk that rows end
+  uint32_t weights[kRows][kTerms][4][8];            // pairs, as a matrix instruction's lanes have them: weight_at
   __nv_bfloat16 parts[kRows][kParts][kDim];
   float dots[kRows][kParts][kChunk];  // by position: kj . k, and kj . q in two
   __nv_bfloat16 v[kRows][kDim];
@@ -129,7 +130,8 @@ __device__ void decode(const GdnArgs& g) {
     read_folded();
   } else {
     each_piece([&](uint4& piece, int i, int half) {
-      piece = __ldcg(reinterpret_cast<const uint4*>(stored.upper + (warp * kColumns + lane / 4 + 8 * half) * kDim + 32 * i + 8 * (lane % 4)));
+      piece =
+          __ldcg(reinterpret_cast<const uint4*>(stored.upper + (warp * kColumns + lane / 4 + 8 * half) * kDim + 32 * i + 8 * (lane % 4)));
     });
     if (ends) begin_half(s.lower[warp], stored.lower, warp, lane);
   }
@@ -314,7 +316,7 @@ __device__ void decode(const GdnArgs& g) {
         static_cast<__nv_bfloat16*>(g.ring_u)[(ring_row(g, job, job.start, first + r) * g.num_v_heads + head) * kDim + column] = u;
         if (ends) s.updates[warp][position][update_piece(position, my_column / 8) * 8 + my_column % 8] = u;
       }
-      y[r] = o * norm_weight * fast_silu(of_bits(z[r]));
+      y[r] = o * (norm_weight * fast_silu(of_bits(z[r])));
       squares[r] = __fmul_rn(o, o);
     }
     if (!ends || from > 0 || (to == rows && !job.committed)) break;

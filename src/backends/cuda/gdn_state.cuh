@@ -34,8 +34,7 @@ struct Halves {
 /// A head's S in either layout.
 class StoredState {
  public:
-  __device__ StoredState(const GdnArgs& g, int64_t slot, int head)
-      : is_halved_(g.is_state_halved) {
+  __device__ StoredState(const GdnArgs& g, int64_t slot, int head) : is_halved_(g.is_state_halved) {
     const int64_t size = int64_t{g.d_k} * g.d_v;
     halves_.upper = reinterpret_cast<uint16_t*>(g.state + (slot * g.num_v_heads + head) * size);
     halves_.lower = halves_.upper + size;
@@ -53,8 +52,8 @@ class StoredState {
     halves_.upper[at] = static_cast<uint16_t>(pair.upper);
     halves_.lower[at] = static_cast<uint16_t>(pair.lower);
   }
-  /// `each` (visit) calls visit(at, first, second) for all pairs that a thread has of the elements at an even place and the next. The branch is
-  /// around all accesses, so that they are under way together.
+  /// `each` (visit) calls visit(at, first, second) for all pairs that a thread has of the elements at an even place and the next. The
+  /// branch is around all accesses, so that they are under way together.
   template <class Each>
   __device__ void read_pairs(const Each& each) const {
     const auto set = [](float2 pair, float& first, float& second) {
@@ -63,7 +62,8 @@ class StoredState {
     };
     if (is_halved_)
       each([&](int at, float& first, float& second) {
-        set(joined({*reinterpret_cast<const uint32_t*>(halves_.upper + at), *reinterpret_cast<const uint32_t*>(halves_.lower + at)}), first, second);
+        set(joined({*reinterpret_cast<const uint32_t*>(halves_.upper + at), *reinterpret_cast<const uint32_t*>(halves_.lower + at)}), first,
+            second);
       });
     else
       each([&](int at, float& first, float& second) { set(*reinterpret_cast<const float2*>(as_f32() + at), first, second); });
