@@ -61,6 +61,11 @@ struct AttentionArgs {
   Prefetch next;
 };
 
+/// A launch whose rows are taken together or each by itself, as contexts are long or short; num_blocks are the same.
+struct AttentionEitherArgs {
+  AttentionArgs together, apart;
+};
+
 /// A launch of the kernels in attention_prompt_sm90.cu.
 struct AttentionPromptArgs {
   AttentionArgs attention;

@@ -1158,13 +1158,13 @@ __device__ void merge(const AttentionArgs& args, const Left& left, const Heads& 
   store(args.out, DType::kBF16, at, round_to(DType::kBF16, row.total * factor) * round_to(DType::kBF16, sigmoid(gate)));
 }
 
-/// What a block merges, once the predecessor has ended: blockIdx.x is a job of few, or the block that began one and did not finish it; blockIdx.y a row and head of the job.
-__device__ SplitJob job_to_merge(const AttentionArgs& args, const Heads& heads) {
+/// What a block merges, once the predecessor has ended: `number` is a job of few, or the block that began one and did not finish it; `column` a row and head of the job.
+__device__ SplitJob job_to_merge(const AttentionArgs& args, const Heads& heads, int number, int column) {
   __syncthreads();
   await_predecessor();
-  SplitJob job = args.split_jobs[blockIdx.x];
+  SplitJob job = args.split_jobs[number];
   if (job.job < 0) return job;
-  const int column = static_cast<int>(blockIdx.y), num_heads = heads.count(job.kv_head);
+  const int num_heads = heads.count(job.kv_head);
   if (num_heads == 0 || column / num_heads >= job.num_rows) job.job = -1;
   return job;
 }
@@ -1186,7 +1186,7 @@ QUERN_DECODE(attention_decode_many_e4m3, 1, true, true)
 #undef QUERN_DECODE
 
 /// Where rows and heads are few; blockIdx.z: 32 elements. Of few parts the first block merges all elements: the others would be in the way of the kernel behind this one.
-extern "C" __global__ void __launch_bounds__(kMergeThreads, 2) attention_merge_few(const __grid_constant__ AttentionArgs args) {
+__device__ void merge_few(const AttentionArgs& args, int number, int column) {
   __shared__ union {
     MergeShared<true> many;
     MergeShared<false> few;
@@ -1195,22 +1195,50 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads, 2) attention_merge_f
   release_successor();
   const bool may_be_idle = blockIdx.z > 0 && args.num_jobs <= args.num_blocks && knows_positions(args);
   RunRecord run{};
-  if (may_be_idle) run = args.step.runs[static_cast<int>(blockIdx.x) / (args.max_groups * args.num_kv_heads)];
+  if (may_be_idle) run = args.step.runs[number / (args.max_groups * args.num_kv_heads)];
   heads.read(args, static_cast<int>(threadIdx.x), kMergeThreads);
   if (may_be_idle && (!has_jobs(run) || (args.step.cursor[run.slot] + run.num_rows - 1) / kKeys / kTilesPerPart < MergeShared<true>::kParts)) return;
-  const SplitJob job = job_to_merge(args, heads);
+  const SplitJob job = job_to_merge(args, heads, number, column);
   if (job.job < 0) return;
-  const Left left{args, job, Shares(args, job.total, args.num_blocks), static_cast<int>(blockIdx.y)};
+  const Left left{args, job, Shares(args, job.total, args.num_blocks), column};
   if (left.num_parts() > MergeShared<true>::kParts) merge<false>(args, left, heads, s.few);
   else if (blockIdx.z == 0) merge<true>(args, left, heads, s.many);
+}
+extern "C" __global__ void __launch_bounds__(kMergeThreads, 2) attention_merge_few(const __grid_constant__ AttentionArgs args) {
+  merge_few(args, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
 }
 extern "C" __global__ void __launch_bounds__(kMergeThreads, 3) attention_merge_many(const __grid_constant__ AttentionArgs args) {
   __shared__ MergeShared<true> s;
   __shared__ Heads heads;
   release_successor();
   heads.read(args, static_cast<int>(threadIdx.x), kMergeThreads);
-  const SplitJob job = job_to_merge(args, heads);
-  if (job.job >= 0) merge<true>(args, {args, job, Shares(args, job.total, args.num_blocks), static_cast<int>(blockIdx.y)}, heads, s);
+  const int column = static_cast<int>(blockIdx.y);
+  const SplitJob job = job_to_merge(args, heads, static_cast<int>(blockIdx.x), column);
+  if (job.job >= 0) merge<true>(args, {args, job, Shares(args, job.total, args.num_blocks), column}, heads, s);
+}
+
+/// Verifies of few runs, whose rows may be taken together or each by itself, as if it were alone: of a short context a block has a tile or two of either, and what takes long is a tile's rows.
+__device__ bool takes_rows_apart(const AttentionArgs& apart) {
+  int tiles = 0;
+  for (int number = 0; number < apart.step.num_runs; ++number) {
+    Run run{};
+    tiles += read_run(apart, number, run);
+  }
+  return tiles <= 2 * apart.num_blocks;
+}
+#define QUERN_DECODE_EITHER(name, codes)                                                                                                                          \
+  extern "C" __global__ void __launch_bounds__(kThreads, decode_blocks(24, codes, kHopper)) name(const __grid_constant__ AttentionEitherArgs args) {             \
+    if (takes_rows_apart(args.apart)) decode<1, codes, false>(args.apart);                                                                                               \
+    else decode<3, codes, false>(args.together);                                                                                                                         \
+  }
+QUERN_DECODE_EITHER(attention_decode_either_bf16, false)
+QUERN_DECODE_EITHER(attention_decode_either_e4m3, true)
+#undef QUERN_DECODE_EITHER
+/// As attention_merge_few; blockIdx.x: a row and head of a job.
+extern "C" __global__ void __launch_bounds__(kMergeThreads, 2) attention_merge_either(const __grid_constant__ AttentionEitherArgs args) {
+  const AttentionArgs& chosen = takes_rows_apart(args.apart) ? args.apart : args.together;
+  const int number = static_cast<int>(blockIdx.x) / chosen.lanes;
+  if (number < min(chosen.num_jobs, chosen.num_blocks)) merge_few(chosen, number, static_cast<int>(blockIdx.x) % chosen.lanes);
 }
 
 }  // namespace quern::cuda

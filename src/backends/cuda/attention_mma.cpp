@@ -54,6 +54,7 @@ class AttentionKernel final : public ops::Attention::Kernel {
   struct Functions {
     std::string_view arithmetic;
     Function<AttentionArgs> decode_1, decode_3, decode_many, merge_few, merge_many;
+    Function<AttentionEitherArgs> decode_either, merge_either;
     Function<AttentionArgs> prompt;            // of attention_mma.cu, or
     Function<AttentionPromptArgs> prompt_90;  // of attention_prompt_sm90.cu
     int decode_1_blocks = 1, decode_3_blocks = 1;  // that fit a multiprocessor
@@ -94,37 +95,52 @@ class AttentionKernel final : public ops::Attention::Kernel {
   }
 
  private:
-  void decode(AttentionArgs args, const Kinds& kinds, ops::Launch& launch) const {
+  void decode(const AttentionArgs& args, const Kinds& kinds, ops::Launch& launch) const {
+    const auto splits_of = [](const AttentionArgs& of) { return std::min<int64_t>(of.num_jobs, of.num_blocks); };
+    const bool small = kinds.longest_decode_run * largest_group_ <= kFewLanes;
+    AttentionArgs together = decode_arguments(args, kinds, small ? kFewLanes : kManyLanes, small ? functions_.decode_1_blocks : functions_.decode_3_blocks, launch);
+    const bool relay = small && together.num_jobs >= num_sms_;
+    together.relay = relay ? reinterpret_cast<int32_t*>(relay_->address()) : nullptr;
+    const auto shape = [&](int64_t columns) {
+      return LaunchShape{.grid = {static_cast<unsigned>(together.num_blocks)},
+                         .block = {kThreadsDecode},
+                         .shared_bytes = static_cast<unsigned>(decode_shared_bytes(static_cast<int>(columns), problem_.kv == DType::kE4M3, functions_.code_90a)),
+                         .programmatic = functions_.code_90a};
+    };
     Stream& stream = cuda_stream(launch.stream);
-    const bool small = kinds.longest_decode_run * largest_group_ <= kFewLanes, codes = problem_.kv == DType::kE4M3;
-    const int64_t columns = small ? kFewLanes : kManyLanes, blocks = (small ? functions_.decode_1_blocks : functions_.decode_3_blocks) * num_sms_;
+    if (!small && args.first_index == 0 && largest_group_ <= kFewLanes) {
+      const AttentionEitherArgs either{together, decode_arguments(args, kinds, kFewLanes, functions_.decode_3_blocks, launch)};
+      const int64_t columns = std::max(splits_of(either.together) * either.together.lanes, splits_of(either.apart) * either.apart.lanes);
+      if (columns <= num_sms_) {
+        stream.launch(functions_.decode_either, shape(kManyLanes), either);
+        stream.launch(functions_.merge_either, {.grid = {static_cast<unsigned>(columns), 1, 8}, .block = {kThreads}, .programmatic = functions_.code_90a}, either);
+        return;
+      }
+    }
+    stream.launch(relay ? functions_.decode_many : small ? functions_.decode_1 : functions_.decode_3, shape(small ? kFewLanes : kManyLanes), together);
+    if (relay) return;
+    const auto splits = static_cast<unsigned>(splits_of(together)), lanes = static_cast<unsigned>(together.lanes);
+    // Few: blocks share the parts of a long job, and elements are merged apart; the bits are the same.
+    const bool few = int64_t{splits} * lanes <= num_sms_;
+    stream.launch(few ? functions_.merge_few : functions_.merge_many, {.grid = {splits, lanes, few ? 8u : 1u}, .block = {kThreads}, .programmatic = functions_.code_90a}, together);
+  }
+  /// Of kernels that take `columns` rows and heads at a time, `blocks` on a multiprocessor.
+  AttentionArgs decode_arguments(AttentionArgs args, const Kinds& kinds, int64_t columns, int blocks, const ops::Launch& launch) const {
     const int64_t rows_per_group = std::min(columns / std::max<int64_t>(largest_group_, 1), kinds.longest_decode_run);
-    args.num_blocks = static_cast<int32_t>(blocks);
+    args.num_blocks = blocks * num_sms_;
     args.rows_per_group = static_cast<int32_t>(rows_per_group);
     args.max_groups = static_cast<int32_t>((kinds.longest_decode_run + rows_per_group - 1) / rows_per_group);
     args.num_jobs = args.step.num_runs * args.max_groups * args.num_kv_heads;
     args.lanes = static_cast<int32_t>(rows_per_group * largest_group_);
     CHECK(launch.workspace.size_bytes() >= kPartsBytes);
-    const size_t splits_bytes = static_cast<size_t>(blocks) * sizeof(SplitJob), slot_bytes = static_cast<size_t>(args.lanes) * (kHeadDim + 2) * sizeof(float);
+    const size_t splits_bytes = static_cast<size_t>(args.num_blocks) * sizeof(SplitJob), slot_bytes = static_cast<size_t>(args.lanes) * (kHeadDim + 2) * sizeof(float);
     args.max_slots = static_cast<int32_t>((kPartsBytes - splits_bytes) / slot_bytes);
     args.slots = launch.workspace.data<float>();
     args.slot_sums = args.slots + int64_t{args.max_slots} * args.lanes * kHeadDim;
     args.split_jobs = reinterpret_cast<SplitJob*>(args.slot_sums + int64_t{args.max_slots} * args.lanes * 2);
     args.heads = reinterpret_cast<const int32_t*>(heads_->address());
-    const bool relay = small && args.num_jobs >= num_sms_;
-    args.relay = relay ? reinterpret_cast<int32_t*>(relay_->address()) : nullptr;
     args.next = plain::prefetch_of(launch, l2_bytes_ / 2);
-    stream.launch(relay ? functions_.decode_many : small ? functions_.decode_1 : functions_.decode_3,
-                  {.grid = {static_cast<unsigned>(blocks)},
-                   .block = {kThreadsDecode},
-                   .shared_bytes = static_cast<unsigned>(decode_shared_bytes(static_cast<int>(columns), codes, functions_.code_90a)),
-                   .programmatic = functions_.code_90a},
-                  args);
-    if (relay) return;
-    const auto splits = static_cast<unsigned>(std::min<int64_t>(args.num_jobs, blocks)), lanes = static_cast<unsigned>(args.lanes);
-    // Few: blocks share the parts of a long job, and elements are merged apart; the bits are the same.
-    const bool few = int64_t{splits} * lanes <= num_sms_;
-    stream.launch(few ? functions_.merge_few : functions_.merge_many, {.grid = {splits, lanes, few ? 8u : 1u}, .block = {kThreads}, .programmatic = functions_.code_90a}, args);
+    return args;
   }
 
   ops::Attention::Problem problem_;
@@ -141,7 +157,7 @@ Result<std::unique_ptr<ops::Attention::Kernel>> make_kernel(const ops::Attention
   CHECK(std::ssize(problem.kv_head) == problem.num_q_heads);
   Device& gpu = cuda_device(device);
   AttentionKernel::Functions functions{
-      .arithmetic = hopper ? "cuda.sm90.attention.bf16" : "cuda.mma.bf16", .decode_1 = {}, .decode_3 = {}, .decode_many = {}, .merge_few = {}, .merge_many = {}, .prompt = {}, .prompt_90 = {}};
+      .arithmetic = hopper ? "cuda.sm90.attention.bf16" : "cuda.mma.bf16", .decode_1 = {}, .decode_3 = {}, .decode_many = {}, .merge_few = {}, .merge_many = {}, .decode_either = {}, .merge_either = {}, .prompt = {}, .prompt_90 = {}};
   const bool codes = problem.kv == DType::kE4M3;
   functions.code_90a = runs_code_for("90a", gpu.traits().architecture);
   const auto decode_function = [&](const char* name, int columns, Function<AttentionArgs>& function, int& blocks) -> Result<void> {
@@ -156,6 +172,9 @@ Result<std::unique_ptr<ops::Attention::Kernel>> make_kernel(const ops::Attention
   RETURN_IF_ERROR(decode_function(codes ? "attention_decode_many_e4m3" : "attention_decode_many_bf16", kFewLanes, functions.decode_many, many_blocks));
   ASSIGN_OR_RETURN(functions.merge_few, gpu.function<AttentionArgs>("attention_decode", "attention_merge_few"));
   ASSIGN_OR_RETURN(functions.merge_many, gpu.function<AttentionArgs>("attention_decode", "attention_merge_many"));
+  ASSIGN_OR_RETURN(functions.decode_either, gpu.function<AttentionEitherArgs>("attention_decode", codes ? "attention_decode_either_e4m3" : "attention_decode_either_bf16",
+                                                                              decode_shared_bytes(kManyLanes, codes, functions.code_90a)));
+  ASSIGN_OR_RETURN(functions.merge_either, gpu.function<AttentionEitherArgs>("attention_decode", "attention_merge_either"));
   if (hopper) {
     const char* name = codes ? "attention_prompt_e4m3_sm90" : "attention_prompt_bf16_sm90";
     ASSIGN_OR_RETURN(functions.prompt_90, gpu.function<AttentionPromptArgs>("attention_prompt_sm90", name, kPromptSharedBytes90));
