@@ -326,6 +326,7 @@ __device__ void decode(const GdnArgs& g) {
     fold_staged(s, g, s.sums[lane], s.sums[lane + 32]);
     if (to == rows) break;
     read_folded();
+    __syncthreads();  // sums of the first turn read weights of all rows, if only to drop them
     from = to;
     to = rows;
     shift = -from;
