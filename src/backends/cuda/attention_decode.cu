@@ -9,7 +9,8 @@
 // Where whole jobs make the shares as even, blocks take these and nothing is left to merge. Nor is it where sequences are many, for then blocks hand on what they share (a relay): a block
 // computes first what it has of its last part, with which the next block goes on, and last the end of a job that another block began, whose parts it then merges.
 //
-// Of a tile a warp copies only what it multiplies itself, 16 keys and then 64 elements of all values, through a ring of its own: copies wait for no other warp, and are under way all the time.
+// Of a tile a warp copies 16 keys and then values through a ring of its own, and copies are under way all the time. Of bf16 these are 64 elements of all values, which it multiplies itself, so that
+// copies wait for no other warp. Of codes that would be rows of 64 bytes: there it copies the values of its keys, and all warps read each other's, between barriers that are there for the weights.
 
 namespace quern::cuda {
 
@@ -27,6 +28,12 @@ constexpr int kSliceBytes = 4096;
 constexpr int kRanges = 4;  // of a share, in the order in which they are computed
 constexpr int kMaxHeads = static_cast<int>(kMaxDecodeHeads);
 
+/// weight(), without a branch.
+__device__ float weight_of(float x, float max) {
+  float y = expf(x - max);
+  asm volatile("" : "+f"(y));  // whatever x is
+  return x == -INFINITY ? 0.0f : y;
+}
 /// What a tile, or a part, adds to what came before it: the operations and their order are the same wherever it is computed.
 __device__ float merged(float before, float before_weight, float now, float now_weight) { return fmaf(now, now_weight, __fmul_rn(before, before_weight)); }
 
@@ -307,10 +314,18 @@ __device__ uint32_t two_half(float low, float high) {
   const __half2 two = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&two);
 }
-/// Two codes as f16, exactly.
-__device__ uint32_t half_of_codes(uint32_t codes) {
-  const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
-  return static_cast<uint32_t>(two.x) | static_cast<uint32_t>(two.y) << 16;
+/// Four codes as f16, exactly: the lower two and the upper two.
+__device__ void halves_of_codes(uint32_t& low, uint32_t& high, uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+  asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.rn.f16x2.e4m3x2 %0, l;\n cvt.rn.f16x2.e4m3x2 %1, h;\n}" : "=r"(low), "=r"(high) : "r"(codes));  // without shifts
+#else
+  const auto two = [](uint32_t pair) {
+    const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3);
+    return static_cast<uint32_t>(halves.x) | static_cast<uint32_t>(halves.y) << 16;
+  };
+  low = two(codes & 0xffff);
+  high = two(codes >> 16);
+#endif
 }
 /// As multiply_add, of f16.
 __device__ void multiply_add_half(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -320,13 +335,13 @@ __device__ void multiply_add_half(float (&sum)[4], const uint32_t (&a)[4], uint3
 }
 
 /// A warp's slices of tiles in its ring and how they become operands: of bf16 half of its keys' elements, then the others, half of the keys with its elements of their values, then the others; of
-/// codes both at once. Codes are widened to f16 in registers, exactly, and meet queries and weights in f16. Products with queries take elements in the order in which a lane finds them in a row of
+/// codes its keys, then their values. Codes are widened to f16 in registers, exactly, and meet queries and weights in f16. Products with queries take elements in the order in which a lane finds them in a row of
 /// codes: of 16 elements 4 (lane % 4) to 4 (lane % 4) + 3.
-template <bool kCodes>
+template <bool kCodes, int kRingBytes>
 struct Slices {
   static constexpr int kElementBytes = kCodes ? 1 : 2, kOfKeys = kCodes ? 1 : 2;  // slices of a tile's keys, and of its values
   static constexpr int kSteps = kDim / 32 / kOfKeys, kKeySteps = kKeys / 32 / kOfKeys;  // of 32 elements or keys, in a slice
-  static constexpr int kKeyPieces = 16, kValuePieces = kWarpDims * kElementBytes / 16;  // of 16 bytes, in a row of a slice
+  static constexpr int kKeyPieces = 16;  // of 16 bytes, in a row of a slice of keys
 
   // In 128 bytes the 16-byte pieces of a row are permuted by the row, so that 8 rows of one piece lie in different banks. `lane_piece` is a lane's piece and its row's permutation, both times 16;
   // `piece`, which all lanes have in common, is added to it.
@@ -336,18 +351,31 @@ struct Slices {
   static __device__ void copy_keys(unsigned char* to, const unsigned char* tile, int number, int warp, int lane, int begin, int end) {
     const int row = lane / kKeyPieces, key = warp * kWarpKeys + row;
     const unsigned char* from = tile + key * kDim * kElementBytes + (number * kKeyPieces + lane % kKeyPieces) * 16;
+    if (begin == 0 && end == kKeys) {  // without a condition for every row
+#pragma unroll
+      for (int i = 0; i < kSliceBytes / 512; ++i) copy_async(to + i * 512 + ((lane ^ row) * 16 ^ i * 2 % 8 * 16), from + i * 2 * kDim * kElementBytes);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kSliceBytes / 512; ++i)
       copy_async(to + i * 512 + ((lane ^ row) * 16 ^ i * 2 % 8 * 16), from + i * 2 * kDim * kElementBytes, key + i * 2 >= begin && key + i * 2 < end);
   }
   static __device__ void copy_values(unsigned char* to, const unsigned char* tile, int number, int warp, int lane, int begin, int end) {
-    constexpr int kRows = 32 / kValuePieces;  // at a time
-    const int row = lane / kValuePieces, key = number * kKeySteps * 32 + row;
-    const unsigned char* from = tile + key * kDim * kElementBytes + (warp * kValuePieces + lane % kValuePieces) * 16;
-    const int lane_place = kCodes ? (lane ^ (row / 2 & 3)) * 16 : (lane ^ row) * 16;
+    if constexpr (kCodes) {
+      copy_keys(to, tile, number, warp, lane, begin, end);
+    } else {
+      constexpr int kValuePieces = kWarpDims * kElementBytes / 16, kRows = 32 / kValuePieces;  // of a row of the slice, and rows at a time
+      const int row = lane / kValuePieces, key = number * kKeySteps * 32 + row;
+      const unsigned char* from = tile + key * kDim * kElementBytes + (warp * kValuePieces + lane % kValuePieces) * 16;
+      if (begin == 0 && end == kKeys) {
 #pragma unroll
-    for (int i = 0; i < kSliceBytes / 512; ++i)
-      copy_async(to + i * 512 + (kCodes ? lane_place : lane_place ^ i * kRows % 8 * 16), from + i * kRows * kDim * kElementBytes, key + i * kRows >= begin && key + i * kRows < end);
+        for (int i = 0; i < kSliceBytes / 512; ++i) copy_async(to + i * 512 + ((lane ^ row) * 16 ^ i * kRows % 8 * 16), from + i * kRows * kDim * kElementBytes);
+        return;
+      }
+#pragma unroll
+      for (int i = 0; i < kSliceBytes / 512; ++i)
+        copy_async(to + i * 512 + ((lane ^ row) * 16 ^ i * kRows % 8 * 16), from + i * kRows * kDim * kElementBytes, key + i * kRows >= begin && key + i * kRows < end);
+    }
   }
   /// 16 keys by 32 elements, from element 32 `step` of the slice on, as two operands.
   static __device__ void keys(uint32_t (&a)[2][4], uint32_t slice, int step, int lane) {
@@ -358,8 +386,7 @@ struct Slices {
       load_matrices(codes, row + place(lane_piece, 2 * step));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        a[i / 2][i % 2] = half_of_codes(codes[i] & 0xffff);
-        a[i / 2][i % 2 + 2] = half_of_codes(codes[i] >> 16);
+        halves_of_codes(a[i / 2][i % 2], a[i / 2][i % 2 + 2], codes[i]);
       }
     } else {
 #pragma unroll
@@ -367,15 +394,15 @@ struct Slices {
     }
   }
   /// 16 elements by 32 keys, from element 16 `m` of the warp's and key 32 `step` of the slice on, as two operands; rows are elements, in the order of `dim`.
-  static __device__ void values(uint32_t (&a)[2][4], uint32_t slice, int m, int step, int lane) {
+  static __device__ void values(uint32_t (&a)[2][4], uint32_t slice, int m, int step, int warp, int lane) {
     if constexpr (kCodes) {
       uint32_t codes[4];
-      load_matrices_transposed(codes, slice + static_cast<uint32_t>((step * 32 + lane) * 64) + place((lane / 2 & 3) * 16, m));
+      // Of a row of 256 elements the warp has the pieces from 4 warp on; `slice` is of the first warp, another's lies kRingBytes behind it.
+      load_matrices_transposed(codes, slice + static_cast<uint32_t>((step * 2 + lane / 16) * kRingBytes + lane % 16 * kDim + warp / 2 * 128 + ((lane % 8 ^ warp % 2 * 4) * 16 ^ m * 16)));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t pairs = __byte_perm(codes[i], 0, 0x3120);  // a lane has two elements of two keys
-        a[i / 2][i % 2 * 2] = half_of_codes(pairs & 0xffff);
-        a[i / 2][i % 2 * 2 + 1] = half_of_codes(pairs >> 16);
+        halves_of_codes(a[i / 2][i % 2 * 2], a[i / 2][i % 2 * 2 + 1], pairs);
       }
     } else {
       const uint32_t row = slice + static_cast<uint32_t>((step * 32 + lane / 16 * 8 + lane % 8) * 128);
@@ -457,8 +484,8 @@ struct Factors {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float new_max = fmaxf(state.max[t][e], max[t][e]);
-        before[t][e] = weight(state.max[t][e], new_max);
-        now[t][e] = weight(max[t][e], new_max);
+        before[t][e] = weight_of(state.max[t][e], new_max);
+        now[t][e] = weight_of(max[t][e], new_max);
         state.sum[t][e] = merged(state.sum[t][e], before[t][e], sum[t][e], now[t][e]);
         state.max[t][e] = new_max;
       }
@@ -491,7 +518,7 @@ __device__ __noinline__ void merge_parts(const AttentionArgs& args, const Heads&
 #pragma unroll
       for (int n = 0; n < kPartsAtOnce; ++n) {
         if (first + n >= num_parts) break;
-        const float new_max = fmaxf(max, sums[n].x), before = weight(max, new_max), now = weight(sums[n].x, new_max);
+        const float new_max = fmaxf(max, sums[n].x), before = weight_of(max, new_max), now = weight_of(sums[n].x, new_max);
         sum = merged(sum, before, sums[n].y, now);
         max = new_max;
         values[0] = merged(values[0], before, part[n].x, now);
@@ -512,7 +539,8 @@ template <int kMatrices, bool kCodes, bool kRelays>
 __device__ void decode(const AttentionArgs& args) {
   using Memory = Shared<8 * kMatrices, kCodes, kRelays>;
   constexpr int kColumns = 8 * kMatrices, kElements = kWarpDims / 16, kRingSlices = Memory::kRingSlices;
-  using S = Slices<kCodes>;
+  using S = Slices<kCodes, kRingSlices * kSliceBytes>;
+  constexpr bool kShared = kCodes;  // all warps read each other's values
   extern __shared__ __align__(128) unsigned char memory[];
   Memory& s = *reinterpret_cast<Memory*>(memory);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, block = static_cast<int>(blockIdx.x), num_blocks = static_cast<int>(gridDim.x);
@@ -601,7 +629,8 @@ __device__ void decode(const AttentionArgs& args) {
 
     // Copies: the slices of tile after tile, keys and then values; where kAtOnce tiles are under way, values behind the keys of the next one.
     unsigned char(*const ring)[kSliceBytes] = s.ring[warp];
-    int pages = 0, first_page = 0, to = 0, slice_of_unit = 0;  // unit: keys or values of a tile
+    int pages = 0, first_page = 0, slice_of_unit = 0;  // unit: keys or values of a tile
+    int from = 0, owed = kRingSlices;  // the slice to be read next; how many before it have been read and not asked for again
     bool new_job = true, whole_job = false;                     // whole_job: all its keys were asked for
     // Tiles whose keys were asked for, and not their values: where they are in the cache, and which rows are to be read, the first and (<< 8) the one behind the last.
     int waiting = 0, wait_tile[2] = {0, 0}, wait_rows[2] = {0, 0};
@@ -610,8 +639,7 @@ __device__ void decode(const AttentionArgs& args) {
     int key_tile = 0, key_rows = 0;
     const auto fetch = [&] {
       if (ahead.left > 0 || waiting > 0) {
-        unsigned char* const slice = ring[to];
-        to = to + 1 == kRingSlices ? 0 : to + 1;
+        unsigned char* const slice = ring[from < owed ? from - owed + kRingSlices : from - owed];
         if (!values_next()) {
           if (slice_of_unit == 0) {
             const Run& run = s.window[ahead.run];
@@ -648,6 +676,7 @@ __device__ void decode(const AttentionArgs& args) {
           }
         }
       }
+      --owed;
       commit_copies();
     };
     /// Queries of a job to shared memory.
@@ -672,12 +701,11 @@ __device__ void decode(const AttentionArgs& args) {
         *reinterpret_cast<uint4*>(s.q + swizzled<kPieces>(i, piece)) = bits[n];
       }
     };
-    int asked = 0;
     if (!arrived) {
-      for (; asked < kRingSlices && (values_next() || (ahead.left > 0 && before_rows())); ++asked) fetch();
+      while (owed > 0 && (values_next() || (ahead.left > 0 && before_rows()))) fetch();
       // What is read first once the predecessor has ended comes to the L2 cache meanwhile: where rows end, and the tile that they lie in.
       if (thread < s.num_runs) prefetch_line(args.step.indices + s.window[thread].first_row + s.window[thread].num_rows - 1);
-      if (thread == 0 && asked < kRingSlices && ahead.left > 0 && ahead.tile < args.step.block_tables_stride) {
+      if (thread == 0 && owed > 0 && ahead.left > 0 && ahead.tile < args.step.block_tables_stride) {
         constexpr int kBytes = kKeys * kDim * S::kElementBytes;
         const int64_t at = (int64_t{args.step.block_tables[int64_t{s.window[ahead.run].slot} * args.step.block_tables_stride + ahead.tile]} * args.num_kv_heads + ahead.head) * kBytes;
         for (const void* cache : {args.kv.k, args.kv.v}) prefetch_bytes(static_cast<const unsigned char*>(cache) + at, kBytes);
@@ -690,16 +718,19 @@ __device__ void decode(const AttentionArgs& args) {
     });
     bool has_queries = true;
     __syncthreads();
-    for (; asked < kRingSlices; ++asked) fetch();
-    int from = 0;
+    while (owed > 0) fetch();
+    const auto next_slice = [&] {  // it has been read
+      from = from + 1 == kRingSlices ? 0 : from + 1;
+      ++owed;
+    };
     const auto await_slice = [&] {
       await_copies<kRingSlices - 1>();
       __syncwarp();
       return shared_address(ring[from]);
     };
-    const auto free_slice = [&] {  // it has been read: another takes its place
+    const auto free_slice = [&] {  // another takes its place
       __syncwarp();
-      from = from + 1 == kRingSlices ? 0 : from + 1;
+      next_slice();
       fetch();
     };
 
@@ -779,7 +810,11 @@ __device__ void decode(const AttentionArgs& args) {
         float sums[kMatrices][2][4] = {};
 #pragma unroll
         for (int part_of_keys = 0; part_of_keys < S::kOfKeys; ++part_of_keys) {
-          const uint32_t slice = await_slice();
+          if constexpr (kShared) {  // the values before these keys are not asked for again yet
+            await_copies<kRingSlices - 2>();
+            __syncwarp();
+          }
+          const uint32_t slice = kShared ? shared_address(ring[from]) : await_slice();
 #pragma unroll
           for (int i = 0; i < S::kSteps; ++i) {
             const int step = part_of_keys * S::kSteps + i;
@@ -798,7 +833,8 @@ __device__ void decode(const AttentionArgs& args) {
               for (int n = 0; n < 2; ++n) S::multiply(sums[t][n], a[n], b[n][0], b[n][1]);
             }
           }
-          free_slice();
+          if constexpr (kShared) next_slice();
+          else free_slice();
         }
         const int key = tile * kKeys + warp * kWarpKeys + lane / 4;
 #pragma unroll
@@ -832,7 +868,7 @@ __device__ void decode(const AttentionArgs& args) {
           tile_max[t][0] = most.x;
           tile_max[t][1] = most.y;
 #pragma unroll
-          for (int n = 0; n < 4; ++n) score[t][n] = weight(score[t][n], tile_max[t][n % 2]);
+          for (int n = 0; n < 4; ++n) score[t][n] = weight_of(score[t][n], tile_max[t][n % 2]);
 #pragma unroll
           for (int half = 0; half < 2; ++half)  // to rows of keys
             *reinterpret_cast<uint32_t*>(s.p[at] + swizzled<kKeys / 8>(t * 8 + lane / 4, warp * 2 + half) + lane % 4 * 4) = transposed(S::two_weights(score[t][2 * half], score[t][2 * half + 1]));
@@ -884,14 +920,14 @@ __device__ void decode(const AttentionArgs& args) {
         float added[kElements][kMatrices][4] = {};
 #pragma unroll
         for (int part_of_values = 0; part_of_values < S::kOfKeys; ++part_of_values) {
-          const uint32_t slice = await_slice();
+          const uint32_t slice = kShared ? shared_address(s.ring[0][from]) : await_slice();
 #pragma unroll
           for (int m = 0; m < kElements; ++m) {
 #pragma unroll
             for (int i = 0; i < S::kKeySteps; ++i) {
               const int step = part_of_values * S::kKeySteps + i;
               uint32_t a[2][4];
-              S::values(a, slice, m, i, lane);
+              S::values(a, slice, m, i, warp, lane);
 #pragma unroll
               for (int t = 0; t < kMatrices; ++t)
 #pragma unroll
@@ -901,7 +937,8 @@ __device__ void decode(const AttentionArgs& args) {
 #pragma unroll
             for (int t = 0; t < kMatrices; ++t) factors.merge_values(part.values[m][t], t, added[m][t]);
           }
-          free_slice();
+          if constexpr (kShared) next_slice();
+          else free_slice();
         }
       };
       const auto end_tile = [&](int tile) {
@@ -927,7 +964,12 @@ __device__ void decode(const AttentionArgs& args) {
           begin_tile(tile);
           scores(tile, 0);
           __syncthreads();
+          if constexpr (kShared) {  // all warps have read the values of the tile before
+#pragma unroll 1
+            while (owed > 0) fetch();
+          }
           weigh(0);
+          if constexpr (kShared) await_copies<kRingSlices - 1>();
           __syncthreads();
           add_values(0, tile_max);
           end_tile(tile);
@@ -973,18 +1015,56 @@ __device__ void decode(const AttentionArgs& args) {
         }
       }
       if (!whole) continue;
-      for_columns([&](int t, int e, int i) {
-        const float factor = row.sum[t][e] > 0 ? v_scale / row.sum[t][e] : row.sum[t][e];  // no key at all: 0; NaN stays NaN
-        const int64_t to_row = (int64_t{first_row + i / num_heads} * args.num_q_heads + s.heads.head(kv_head, i % num_heads)) * kDim + warp * kWarpDims;
+      if constexpr (kMatrices == 1) {
+        // All gates are on their way before the first is used.
+        float gates[2][kElements][2];
+        int64_t to_row[2];
 #pragma unroll
-        for (int m = 0; m < kElements; ++m)
+        for (int e = 0; e < 2; ++e) {
+          const int i = lane % 4 * 2 + e;
+          if (i >= used) continue;
+          to_row[e] = (int64_t{first_row + i / num_heads} * args.num_q_heads + s.heads.head(kv_head, i % num_heads)) * kDim + warp * kWarpDims;
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int64_t at = to_row + m * 16 + S::dim(lane, half);
-            const float gate = load(args.gate, DType::kBF16, at);
-            store(args.out, DType::kBF16, at, round_to(DType::kBF16, row.values[m][t][2 * half + e] * factor) * round_to(DType::kBF16, sigmoid(gate)));
+          for (int m = 0; m < kElements; ++m) {
+            if constexpr (kCodes) {
+              const uint32_t two = *reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(args.gate) + to_row[e] + m * 16 + S::dim(lane, 0));
+              gates[e][m][0] = __uint_as_float(two << 16);
+              gates[e][m][1] = __uint_as_float(two & 0xffff0000u);
+            } else {
+#pragma unroll
+              for (int half = 0; half < 2; ++half) gates[e][m][half] = load(args.gate, DType::kBF16, to_row[e] + m * 16 + S::dim(lane, half));
+            }
           }
-      });
+        }
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (lane % 4 * 2 + e >= used) continue;
+          const float factor = row.sum[0][e] > 0 ? v_scale / row.sum[0][e] : row.sum[0][e];  // no key at all: 0; NaN stays NaN
+#pragma unroll
+          for (int m = 0; m < kElements; ++m) {
+            const auto gated = [&](int half) { return round_to(DType::kBF16, row.values[m][0][2 * half + e] * factor) * round_to(DType::kBF16, sigmoid(gates[e][m][half])); };
+            if constexpr (kCodes) {
+              *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(args.out) + to_row[e] + m * 16 + S::dim(lane, 0)) = bf16_pair(gated(0), gated(1));
+            } else {
+#pragma unroll
+              for (int half = 0; half < 2; ++half) store(args.out, DType::kBF16, to_row[e] + m * 16 + S::dim(lane, half), gated(half));
+            }
+          }
+        }
+      } else {
+        for_columns([&](int t, int e, int i) {
+          const float factor = row.sum[t][e] > 0 ? v_scale / row.sum[t][e] : row.sum[t][e];  // no key at all: 0; NaN stays NaN
+          const int64_t to_row = (int64_t{first_row + i / num_heads} * args.num_q_heads + s.heads.head(kv_head, i % num_heads)) * kDim + warp * kWarpDims;
+#pragma unroll
+          for (int m = 0; m < kElements; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const int64_t at = to_row + m * 16 + S::dim(lane, half);
+              const float gate = load(args.gate, DType::kBF16, at);
+              store(args.out, DType::kBF16, at, round_to(DType::kBF16, row.values[m][t][2 * half + e] * factor) * round_to(DType::kBF16, sigmoid(gate)));
+            }
+        });
+      }
     }
   }
 }
@@ -1041,8 +1121,8 @@ struct LeftParts {
     for (int i = 0; i < kMore; ++i)
       if (i < more) {
         const float new_max = fmaxf(max, tiles[i].x);
-        before[i] = weight(max, new_max);
-        now[i] = weight(tiles[i].x, new_max);
+        before[i] = weight_of(max, new_max);
+        now[i] = weight_of(tiles[i].x, new_max);
         sum = merged(sum, before[i], tiles[i].y, now[i]);
         max = new_max;
       }
@@ -1063,7 +1143,7 @@ struct Merge {
     earlier = lane == 0 ? max : fmaxf(earlier, max);
     reached = fmaxf(reached, max);
     max = __shfl_sync(kAllLanes, reached, 31);
-    return make_float4(weight(earlier, reached), weight(part_max, reached), part_sum, 0);
+    return make_float4(weight_of(earlier, reached), weight_of(part_max, reached), part_sum, 0);
   }
   __device__ void add(const float4& factors, float value) {
     total = merged(total, factors.x, value, factors.y);
