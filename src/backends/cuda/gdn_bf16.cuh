@@ -68,11 +68,17 @@ __device__ inline Halves halves_of(const GdnArgs& g, int slot, int head) {
   auto* upper = reinterpret_cast<uint16_t*>(g.state + (slot * g.num_v_heads + head) * kDim * kDim);
   return {upper, upper + kDim * kDim};
 }
-constexpr int kPieces = kDim / 8;  // of 16 bytes of a column
+inline constexpr int kPieces = kDim / 8;  // of 16 bytes of a column
 /// Where piece `i` of a warp's column stands: eight columns' pieces of one number lie in different banks, and four of each of two columns.
 __device__ constexpr int state_piece(int column, int i) { return i ^ (column % 2 * 4 + column / 2 % 4); }
-/// The element at which the piece lane % 4 + 4 i of column lane / 4 stands, and of the one 8 further. (state_piece, in few instructions)
-__device__ inline int lane_place(int lane, int i) { return 8 * (lane % 4 ^ lane / 8 % 4) + 32 * (lane / 4 % 2 ^ i % 2) + 64 * (i / 2); }
+/// The element at which the piece lane % 4 + 4 i of column lane / 4 stands, and of the one 8 further: state_piece, in few instructions.
+__device__ constexpr int lane_place(int lane, int i) { return 8 * (lane % 4 ^ lane / 8 % 4) + 32 * (lane / 4 % 2 ^ i % 2) + 64 * (i / 2); }
+static_assert([] {
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < kPieces / 4; ++i)
+      if (lane_place(lane, i) != 8 * state_piece(lane / 4, lane % 4 + 4 * i)) return false;
+  return true;
+}());
 /// Begins to copy the warp's columns of a half of S.
 __device__ inline void begin_half(uint16_t (&to)[kColumns][kDim], const uint16_t* half, int warp, int lane) {
   const uint16_t* from = half + warp * kColumns * kDim + lane * 8;

@@ -203,10 +203,8 @@ __device__ void decode(const GdnArgs& g) {
           const int channel = (warp == 0 ? keys + job.k_head * kDim : warp == 1 ? job.k_head * kDim : 2 * keys + v_head * kDim) + 4 * lane;
           float4 taps[4];
           uint2 raw[kRows + 3], z[kRows];
-          // Warps from the last on have a head's z each.
-          const bool gates_head = kWarps - 1 - warp < heads;
-          const int z_head = first_head + min(kWarps - 1 - warp, heads - 1);
-          const auto load_raw = [&](bool given) {  // the step's rows, or those before them
+          const int gated = kWarps - 1 - warp, z_head = first_head + min(gated, heads - 1);  // warps from the last on have a head's z each
+          const auto load_raw = [&](bool given) {                                            // the step's rows, or those before them
 #pragma unroll
             for (int i = 0; i < kRows + 3; ++i) {
               const int at = max(batch.index + min(i, rows + 2) - 3, 0);
@@ -239,13 +237,13 @@ __device__ void decode(const GdnArgs& g) {
             gates[1][r] = static_cast<const __nv_bfloat16*>(g.a)[at];
           }
           if constexpr (kDefers) __syncthreads();  // some may still read what is made anew
-          if (gates_head)
+          if (gated < heads)
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
               const float4 x = widened_four(z[r]);
-              *reinterpret_cast<float4*>(&s.gates[r][kWarps - 1 - warp][4 * lane]) = {
-                  front_weights.x * fast_silu(x.x), front_weights.y * fast_silu(x.y), back_weights.x * fast_silu(x.z),
-                  back_weights.y * fast_silu(x.w)};
+              *reinterpret_cast<float4*>(&s.gates[r][gated][4 * lane]) = {front_weights.x * fast_silu(x.x),
+                                                                          front_weights.y * fast_silu(x.y), back_weights.x * fast_silu(x.z),
+                                                                          back_weights.y * fast_silu(x.w)};
             }
           if (converts) {
 #pragma unroll

@@ -4,8 +4,7 @@
 // its multiprocessor. Memory is no matter here, only how long a block takes from the end of the projections before it to its own end, so
 //
 // - whatever earlier steps have left is there before: a warp has its 16 columns of S's upper half in registers, and a chunk that is due to
-// be folded (as
-//   after a verify that ended it) was folded. Behind the wait addresses are known, and one round of loads is all there is;
+//   be folded (as after a verify that ended it) was folded. Behind the wait addresses are known, and one round of loads is all there is;
 // - all rows go through each stage together: convolution, a row's k and q a warp; products of keys, a matrix instruction for all rows;
 //   their weights, a row and position a lane; sums over S, which is read once. Only what a row's update needs of those before it is left
 //   to be done row after row, in registers;
